@@ -19,7 +19,7 @@ UNNAMED = "column 'series' is null in 1 of 1 rows of a task"
 MISSPELT = "option 'ctifrequncy': there is no such option: did you mean 'ctiFrequency'?"
 
 
-class Place:
+class Owner:
     """What the mistakes below are made with; `query` is the one that was started last."""
 
     def __init__(self, spark: SparkSession, path: Path) -> None:
@@ -41,54 +41,54 @@ class Place:
         self.query.awaitTermination()
 
 
-def build_a_stream(place: Place) -> None:
+def build_a_stream(place: Owner) -> None:
     place.spark.readStream.format("timestream").options(**KAFKA, ctiFrequncy="1").load()
 
 
-def start_a_stream(place: Place) -> None:
+def start_a_stream(place: Owner) -> None:
     reader = place.spark.readStream.format("timestream").options(**KAFKA, ctiFrequncy="1")
     place.run(reader.schema("value binary").load())
 
 
-def start_a_subscription(place: Place) -> None:
+def start_a_subscription(place: Owner) -> None:
     place.append("SELECT 'a' series, 1 v")
     schema = place.spark.read.format("tseries").load(str(place.path / "store")).schema
     reader = place.spark.readStream.format("tseries").schema(schema)
     place.run(reader.option("startingSequence", "many").load(str(place.path / "store")))
 
 
-def read_a_batch(place: Place) -> None:
+def read_a_batch(place: Owner) -> None:
     place.spark.read.format("tseries").load(str(place.path / "none")).show()
 
 
-def plan_a_batch(place: Place) -> None:
+def plan_a_batch(place: Owner) -> None:
     place.spark.read.format("timestream").option("maxCount", "1").load().count()
 
 
-def write_a_batch(place: Place) -> None:
+def write_a_batch(place: Owner) -> None:
     place.append("SELECT 'a' series, 1 v", retainedRnge="limit 3")
 
 
-def run_a_batch_task(place: Place) -> None:
+def run_a_batch_task(place: Owner) -> None:
     place.append("SELECT cast(NULL AS string) series, 1 v")
 
 
-def run_a_stream_task(place: Place) -> None:
+def run_a_stream_task(place: Owner) -> None:
     place.run(place.clock().selectExpr("cast(NULL AS string) series", "timestamp"), "tseries")
 
 
-def commit_a_batch(place: Place) -> None:
+def commit_a_batch(place: Owner) -> None:
     for day in (2, 1):
         place.append(f"SELECT 'a' series, timestamp'2026-01-0{day}' timestamp, 1 v")
 
 
-def commit_a_stream(place: Place) -> None:
+def commit_a_stream(place: Owner) -> None:
     place.append("SELECT 'a' series, timestamp'2026-01-01' timestamp, 1L value")
     clock = place.clock(timeZero="2020-01-01T00:00:00Z")
     place.run(clock.selectExpr("'a' series", "timestamp", "value"), "tseries")
 
 
-def query_in_sql(place: Place) -> None:
+def query_in_sql(place: Owner) -> None:
     options = f"OPTIONS (path '{place.path}/none')"
     place.spark.sql(f"CREATE TEMPORARY VIEW none USING tseries {options}").show()
 
@@ -111,9 +111,9 @@ def query_in_sql(place: Place) -> None:
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_error_wherever_it_is_raised_leads_spark_s_message(
-    make: Callable[[Place], None], begins: str, spark: SparkSession, tmp_path: Path
+    make: Callable[[Owner], None], begins: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    place = Place(spark, tmp_path)
+    place = Owner(spark, tmp_path)
     with pytest.raises((PySparkException, Py4JJavaError)) as caught:
         make(place)
     text = str(caught.value)

@@ -124,7 +124,7 @@ def quiet_topic(broker: Broker) -> str:
 def feeding(broker: Broker, topic: str, place: Path) -> Iterator[list[int]]:
     """Produce below and above the CTI once the clock has moved it; the list has that CTI."""
     fed: list[int] = []
-    stream: Any = type("Place", (), {"place": place})
+    stream: Any = type("Owner", (), {"place": place})
 
     def feed() -> bool:
         moved_us = offset_of(stream).get("advanced")

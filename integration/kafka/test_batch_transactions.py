@@ -9,7 +9,7 @@ from confluent_kafka.admin import ResourceType
 
 from pyspark_timestream import DeliveryFailed, OptionError, ReplayDiffers
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.kafka.writer.ledger import Entry, Place
+from pyspark_timestream.kafka.writer.ledger import Entry, Owner
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.kafka.writer.rows import TaskRows
 from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun, _write
@@ -152,7 +152,7 @@ def test_another_query_under_the_same_writer_is_told(options, broker: Broker) ->
 
 def test_a_task_that_has_no_rows_any_more_is_found_in_the_first_batch_of_a_run(options) -> None:
     """Of eight tasks only one had committed, and the batch comes again in fewer."""
-    own = Place.of(options, "q", 5)
+    own = Owner.of(options, "q", 5)
     task = BatchTransaction(options.client, options.topic, own.transactional_id, own.group)
     task.begin()
     task.send([{"value": b"row"}], 3)
@@ -175,7 +175,7 @@ def test_rows_that_name_their_topics_are_written_once_whatever_their_order_in_an
 ) -> None:
     first, second = topic(1), topic(1)
     options = KafkaWriteOptions(client={"bootstrap.servers": broker.bootstrap})
-    own = Place.of(options, unique_name("write"), 0)
+    own = Owner.of(options, unique_name("write"), 0)
     values = [(first, "1"), (second, "2"), (first, "3"), (second, "4")]
     for attempt in (values, values[::-1]):
         topics, texts = zip(*attempt, strict=True)
@@ -197,5 +197,5 @@ def test_a_row_for_a_topic_that_does_not_exist_leaves_none_of_its_task(
     with pytest.raises(
         DeliveryFailed, match=r"topic 'nowhere' does not exist.* the column 'topic'"
     ):
-        _write(options, Place.of(options, unique_name("write"), 0), 0, rows)
+        _write(options, Owner.of(options, unique_name("write"), 0), 0, rows)
     assert broker.read(there) == []

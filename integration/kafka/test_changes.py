@@ -24,7 +24,7 @@ CLOCKS = (
     {"ctiDelay": "3 hours", "violationPolicy": "drop"},
     {"ctiDelay": "3 hours", "violationPolicy": "flag"},
 )
-Place = tuple[int, int]
+Owner = tuple[int, int]
 
 
 def departures(count: int) -> Iterator[Record]:
@@ -58,7 +58,7 @@ def judge(
     return rows, [*ctis, *[cti] * (len(starts) - len(ctis))]
 
 
-def keep_rows(made: Stream) -> dict[Place, str | None]:
+def keep_rows(made: Stream) -> dict[Owner, str | None]:
     """Partition and offset of each row of data, and its violation."""
     rows = [row.asDict() for row in made.rows() if row["cti"] is None]
     kept = {(row["partition"], row["offset"]): row.get("violation") for row in rows}
@@ -89,7 +89,7 @@ def test_flights_with_a_new_delay_and_a_new_policy_between_kills_are_those_of_th
     ]
     assert made.report()["changes"][-1]["to"] == {"violationPolicy": "flag"}
 
-    expected: dict[Place, str | None] = {}
+    expected: dict[Owner, str | None] = {}
     ctis_us: list[list[int]] = []
     for number in range(PARTITIONS):
         times_us = [r.timestamp_ms * 1_000 for r in records if r.partition == number]
@@ -176,7 +176,7 @@ def test_flights_with_a_delay_that_waits_for_a_cti_change_there_before_and_after
         known[n]["cti"] is None or known[n]["cti"] < named_us for n in range(change["number"])
     )
 
-    expected: dict[Place, str | None] = {}
+    expected: dict[Owner, str | None] = {}
     for number in range(PARTITIONS):
         times_us = [r.timestamp_ms * 1_000 for r in records if r.partition == number]
         start = known[change["number"]]["partitions"][made.topic][str(number)]["from"]

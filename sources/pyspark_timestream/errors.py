@@ -23,12 +23,12 @@ def compose_message(problem: str, accepts: str | None = None, next_step: str | N
     >>> compose_message("'s3://me:hush@bucket' is empty", "a name", "set it")
     "'s3://[hidden]@bucket' is empty; accepted: a name; next step: set it"
     """
-    parts = [problem]
+    clauses = [problem]
     if accepts is not None:
-        parts.append(f"accepted: {accepts}")
+        clauses.append(f"accepted: {accepts}")
     if next_step is not None:
-        parts.append(f"next step: {next_step}")
-    return LOGIN.sub("://[hidden]@", "; ".join(parts))
+        clauses.append(f"next step: {next_step}")
+    return LOGIN.sub("://[hidden]@", "; ".join(clauses))
 
 
 _MAX_SHOWN: Final = 80
@@ -43,9 +43,9 @@ def show_value(value: object) -> str:
 
 def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
     """Return `error` and its causes, each once; those that Spark found in Java among them."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         of_java = getattr(error, "_cause", None)
         error = (
@@ -77,10 +77,10 @@ def _wrap_method(
     method: Callable[..., Any], explain: Explain, before: Callable[[], object]
 ) -> Callable[..., Any]:
     @functools.wraps(method)
-    def entry(self: Any, *arguments: Any, **named: Any) -> Any:
+    def entry(self: Any, *arguments: Any, **keywords: Any) -> Any:
         before()
         try:
-            result = method(self, *arguments, **named)
+            result = method(self, *arguments, **keywords)
         except Exception as error:
             explained = explain(self, error)
             if explained is None:
@@ -159,9 +159,9 @@ class ReasonedError(Exception):
 class TimestreamError(ReasonedError):
     """The base class of all others but OptionError: catch it to handle any of them."""
 
-    def locate(self, place: str) -> Self:
-        """Return this error with the place of its record in front."""
-        located = type(self)(f"{place}: {self.problem}", self.accepts, self.next_step)
+    def locate(self, location: str) -> Self:
+        """Return this error with the location of its record in front."""
+        located = type(self)(f"{location}: {self.problem}", self.accepts, self.next_step)
         located.__dict__.update({**self.__dict__, "problem": located.problem})
         return located
 

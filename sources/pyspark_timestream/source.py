@@ -165,5 +165,5 @@ class DefaultSource(DataSource):
 
 
 def _read_transport_name(raw: Mapping[str, Any]) -> str:
-    given = {key: value for key, value in raw.items() if key.lower() == "transport"}
-    return read_options(_TransportOption, given).transport
+    options = {key: value for key, value in raw.items() if key.lower() == "transport"}
+    return read_options(_TransportOption, options).transport

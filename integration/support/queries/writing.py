@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
-from pyspark_timestream.kafka.writer.ledger import MARKS, Place
+from pyspark_timestream.kafka.writer.ledger import MARKS, Owner
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
 WINDOWS = "station string, start_time timestamp, cti timestamp"
@@ -57,7 +57,7 @@ class WriteProgress:
     def _next_batch(self, name: int | str) -> int:
         if name not in self._readers:
             query = json.loads((self._checkpoint / "metadata").read_text())["id"]
-            group = Place.of(self._options, query, name).group
+            group = Owner.of(self._options, query, name).group
             # What a frozen job has pending must not hold the look back.
             reader = self._broker.consumer(group_id=group, isolation_level="read_uncommitted")
             self._readers[name] = reader

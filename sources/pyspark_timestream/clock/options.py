@@ -110,7 +110,7 @@ class Ticks:
             CheckpointUnreadable: it lacks one of its own, or one is no number of ticks.
         """
         numbers: list[Any] = [offset.get(name) for name in ("from", "to", "skipped")]
-        if not all(type(each) is int and 0 <= each < 2**63 for each in numbers):
+        if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
             raise damaged_offset(f"its ticks are {numbers}")
         return cls(*numbers)
 
@@ -383,7 +383,7 @@ def _read_value(key: str, value: Any, parser: Parser[Any]) -> Any:
         raise _key_error(f"Transport.{key}", value, accepts, f" ({error})") from error
 
 
-def _check_keys(place: str, names: Iterable[str], accepted: tuple[str, ...]) -> None:
+def _check_keys(prefix: str, names: Iterable[str], accepted: tuple[str, ...]) -> None:
     for key in names:
         if key not in accepted:
             # Wrong case is the usual mistake, and get_close_matches is case-sensitive.
@@ -391,7 +391,7 @@ def _check_keys(place: str, names: Iterable[str], accepted: tuple[str, ...]) -> 
             near = difflib.get_close_matches(key.lower(), by_case, n=1, cutoff=0.0)
             raise OptionError(
                 "descriptor",
-                f"there is no key '{place}{key}'",
+                f"there is no key '{prefix}{key}'",
                 ", ".join(accepted),
                 f"did you mean '{by_case[near[0]]}'?",
             )
@@ -610,8 +610,8 @@ def read_time_options(raw: Mapping[str, str], kafka_options: Collection[str] = (
     """
     foreign = [*kafka_options, *(name for name in raw if name.lower().startswith("kafka."))]
     _check_transport(raw, {name.lower() for name in foreign})
-    place = "belongs to transport 'kafka' and conflicts with option 'transport' ('time')"
-    options = read_options(TimeOptions, raw, foreign=dict.fromkeys(foreign, place))
+    remark = "belongs to transport 'kafka' and conflicts with option 'transport' ('time')"
+    options = read_options(TimeOptions, raw, foreign=dict.fromkeys(foreign, remark))
     if options.descriptor is not None:
         carried = read_descriptor(options.descriptor)
         options = dataclasses.replace(options, **carried)

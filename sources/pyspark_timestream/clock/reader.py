@@ -143,8 +143,8 @@ class TimeStreamReader(HandingReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Limit a batch to `maxTicksPerTrigger` ticks, if that is set."""
-        most = self._options.max_ticks_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        max_ticks = self._options.max_ticks_per_trigger
+        return ReadAllAvailable() if max_ticks is None else ReadMaxRows(max_ticks)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run: it delivers ticks up to the present instant, inclusive."""

@@ -203,14 +203,16 @@ def read_definition(raw: Mapping[str, str], view: str) -> dict[str, str] | None:
     Raises:
         OptionError: an option is a secret, which a table would show to everyone who may read it.
     """
-    given = {key.lower(): value for key, value in raw.items()}
-    if _MARK not in given:
+    by_lower_name = {key.lower(): value for key, value in raw.items()}
+    if _MARK not in by_lower_name:
         return None
     options = {
-        key[len(_OPTION) :]: value for key, value in given.items() if key.startswith(_OPTION)
+        key[len(_OPTION) :]: value
+        for key, value in by_lower_name.items()
+        if key.startswith(_OPTION)
     }
-    places = [given[name] for name in (_PATH, "location") if name in given]
-    for name, value in [*options.items(), *((_PATH, place) for place in places)]:
+    locations = [by_lower_name[name] for name in (_PATH, "location") if name in by_lower_name]
+    for name, value in [*options.items(), *((_PATH, location) for location in locations)]:
         if is_secret(name, value):
             raise OptionError(
                 name,
@@ -219,14 +221,14 @@ def read_definition(raw: Mapping[str, str], view: str) -> dict[str, str] | None:
                 "tables without secrets",
                 f"a temporary view, which is of this session alone: {view}",
             )
-    return options | ({_PATH: places[0]} if places else {})
+    return options | ({_PATH: locations[0]} if locations else {})
 
 
 def keep_options(schema: StructType, options: Mapping[str, str], source: str) -> StructType:
     """Add the options of a table of format `source` to its columns `schema`."""
-    first, *others = schema.fields
-    kept = {**first.metadata, _TABLE_KEY: {"format": source, "options": dict(options)}}
-    field = StructField(first.name, first.dataType, first.nullable, kept)
+    first_field, *others = schema.fields
+    metadata = {**first_field.metadata, _TABLE_KEY: {"format": source, "options": dict(options)}}
+    field = StructField(first_field.name, first_field.dataType, first_field.nullable, metadata)
     return StructType([field, *others])
 
 
@@ -236,10 +238,10 @@ def restore_options(
     """Return a table's options from its columns; None if `raw` has options or it is no table."""
     if raw:
         return None
-    kept = [field.metadata[_TABLE_KEY] for field in schema.fields if _TABLE_KEY in field.metadata]
-    if not kept or kept[0].get("format") != source:
+    tables = [field.metadata[_TABLE_KEY] for field in schema.fields if _TABLE_KEY in field.metadata]
+    if not tables or tables[0].get("format") != source:
         return None
-    return dict(kept[0]["options"])
+    return dict(tables[0]["options"])
 
 
 def drop_options(schema: StructType) -> StructType:
@@ -270,10 +272,10 @@ def collect_rows(
     batches: Iterable[pa.RecordBatch], max_bytes: int = MAX_BYTES
 ) -> list[pa.RecordBatch] | None:
     """Return all `batches`; None once they take more than `max_bytes`."""
-    rows, left = [], max_bytes
+    rows, bytes_left = [], max_bytes
     for batch in batches:
-        left -= batch.nbytes
-        if left < 0:
+        bytes_left -= batch.nbytes
+        if bytes_left < 0:
             return None
         rows.append(batch)
     return rows
@@ -299,8 +301,8 @@ def _has_null_item(column: pa.Array) -> bool:
     else:
         return False
     return any(
-        (each.null_count > 0 and pa.types.is_primitive(each.type)) or _has_null_item(each)
-        for each in items
+        (array.null_count > 0 and pa.types.is_primitive(array.type)) or _has_null_item(array)
+        for array in items
     )
 
 
@@ -345,7 +347,10 @@ class HandingReader(DataSourceStreamReader):
         if self._handed_schema is None:
             return iter(rows)
         return iter(
-            [pa.RecordBatch.from_arrays(each.columns, schema=self._handed_schema) for each in rows]
+            [
+                pa.RecordBatch.from_arrays(batch.columns, schema=self._handed_schema)
+                for batch in rows
+            ]
         )
 
 

@@ -6,9 +6,9 @@ incomplete copy has half-written files. Semantics 29.2 and 30.1 say what sinks t
 offset of this package holds a format version and settings besides a position (semantics 8.5).
 
 Text that this package wrote has the types that its classes declare. A checkpoint that a disk, a
-copy or a person has damaged may be JSON all the same, and would fail far from here, in an error
-that names neither. So whoever reads one for the first time asks `find_mistake`, which accepts what
-the annotations of a class say.
+copy or a person has damaged may still be JSON, and would cause an error far from here that names
+neither. So code that reads a checkpoint first calls `find_mistake`, which checks the annotations of
+a class.
 """
 
 import dataclasses
@@ -53,20 +53,20 @@ def is_instant(value: Any) -> TypeGuard[int]:
     return type(value) is int and MIN_US <= value <= FINAL_US
 
 
-def build_frozen(kind: type[T], given: Mapping[str, Any]) -> T:
+def build_frozen(kind: type[T], values: Mapping[str, Any]) -> T:
     """Build a frozen dataclass, without slots, whose other fields all have defaults.
 
-    It sets what is given, and nothing else. The class's own constructor calls a function for each
-    field, which took most of the time in which an offset of a thousand partitions was read.
+    It sets the fields in `values`, and nothing else. The class's own constructor calls a function
+    for each field; that was most of the work of reading an offset of a thousand partitions.
 
     Raises:
         TypeError: the class has no such field.
     """
-    if not given.keys() <= kind.__annotations__.keys():
-        unknown = sorted(given.keys() - kind.__annotations__.keys())
+    if not values.keys() <= kind.__annotations__.keys():
+        unknown = sorted(values.keys() - kind.__annotations__.keys())
         raise TypeError(f"{kind.__name__} has no field {unknown[0]!r}")
     built = object.__new__(kind)
-    vars(built).update(given)
+    vars(built).update(values)
     return built
 
 
@@ -77,20 +77,20 @@ def _check_of(kind: Any, name: str) -> _Find:
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         return _check_of_fields(kind)
     if origin in (types.UnionType, typing.Union):
-        return _check_of_union([_check_of(each, name) for each in inner])
+        return _check_of_union([_check_of(member, name) for member in inner])
     if origin is tuple:
         return _check_of_tuple(inner, name)
     if origin is not None and issubclass(origin, Mapping):
         return _check_of_mapping(_check_of(inner[0], f"a key of {name}"), _check_of(inner[1], name))
     if kind is int:
         return _check_of_number(name)
-    wanted = {str: "a text", bool: "true or false", types.NoneType: "null"}.get(kind, str(kind))
-    return lambda value: None if isinstance(value, kind) else _describe(name, value, wanted)
+    expected = {str: "a text", bool: "true or false", types.NoneType: "null"}.get(kind, str(kind))
+    return lambda value: None if isinstance(value, kind) else _describe(name, value, expected)
 
 
-def _describe(name: str, value: Any, wanted: str) -> str:
-    shown = repr(value)
-    return f"{name} is {shown if len(shown) <= 40 else f'{shown[:37]}...'} and not {wanted}"
+def _describe(name: str, value: Any, expected: str) -> str:
+    quoted = repr(value)
+    return f"{name} is {quoted if len(quoted) <= 40 else f'{quoted[:37]}...'} and not {expected}"
 
 
 def _check_of_number(name: str) -> _Find:
@@ -109,14 +109,14 @@ def _check_of_fields(kind: Any) -> _Find:
     def make_checks() -> dict[str, _Find]:
         # At the first value, because a class may have fields of its own type.
         hints = typing.get_type_hints(kind)
-        names = getattr(kind, "_fields", None) or [each.name for each in dataclasses.fields(kind)]
+        names = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind)]
         return {name: _check_of(hints[name], name) for name in names}
 
     def find(value: Any) -> str | None:
         if not isinstance(value, kind):
             return _describe("an entry", value, f"a {kind.__name__}")
         checks = make_checks()
-        # What `build_frozen` did not set is the class's default, which is right.
+        # A field that `build_frozen` did not set has the class's default, which is right.
         for name in getattr(value, "__dict__", checks):
             if (wrong := checks[name](getattr(value, name))) is not None:
                 return wrong
@@ -127,24 +127,24 @@ def _check_of_fields(kind: Any) -> _Find:
 
 def _check_of_union(checks: list[_Find]) -> _Find:
     def find(value: Any) -> str | None:
-        first = None
+        first_mistake = None
         for check in checks:
             if (wrong := check(value)) is None:
                 return None
-            first = first or wrong
-        return first
+            first_mistake = first_mistake or wrong
+        return first_mistake
 
     return find
 
 
 def _check_of_tuple(inner: tuple[Any, ...], name: str) -> _Find:
-    each = [_check_of(kind, name) for kind in inner if kind is not Ellipsis]
+    item_checks = [_check_of(kind, name) for kind in inner if kind is not Ellipsis]
     is_long = Ellipsis in inner
 
     def find(value: Any) -> str | None:
-        if not isinstance(value, tuple) or not (is_long or len(value) == len(each)):
+        if not isinstance(value, tuple) or not (is_long or len(value) == len(item_checks)):
             return _describe(name, value, "a list as it was written")
-        checks = each * len(value) if is_long else each
+        checks = item_checks * len(value) if is_long else item_checks
         for check, item in zip(checks, value, strict=True):
             if (wrong := check(item)) is not None:
                 return wrong
@@ -190,10 +190,10 @@ def resolve_directory(location: str) -> Path:
     >>> str(resolve_directory("file:///tmp/a%20b")), str(resolve_directory("/tmp/a b"))
     ('/tmp/a b', '/tmp/a b')
     """
-    parts = urlsplit(location)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    if "://" in location or (parts.scheme and not Path(location).exists()):
+    uri = urlsplit(location)
+    if uri.scheme == "file":
+        return Path(unquote(uri.path))
+    if "://" in location or (uri.scheme and not Path(location).exists()):
         raise CheckpointUnreadable(
             f"'{location}' is not on this machine",
             "a local directory or a file: URI",
@@ -249,7 +249,7 @@ class LogEntry:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of Spark that the query is bound to, as far as the entry notes them."""
+        """Spark's settings that bind the query, if the entry notes them."""
         noted = self._metadata.get("conf") if isinstance(self._metadata, dict) else None
         return {str(name): str(text) for name, text in noted.items()} if noted else {}
 
@@ -273,13 +273,13 @@ def _strip_source_names(lines: Iterable[str]) -> list[str]:
 
     Spark writes these lines from a map, which keeps the order of sources only up to four.
     """
-    parts = [line.partition(":") for line in lines]
-    for name, colon, _ in parts:
+    entries = [line.partition(":") for line in lines]
+    for name, colon, _ in entries:
         if not colon or not _SOURCE_NAME.fullmatch(name):
             raise ValueError(f"a line begins with {name[:20]!r} and not with a source's name")
-    if all(name.isdecimal() for name, _, _ in parts):
-        parts.sort(key=lambda part: int(part[0]))
-    return [offset for _, _, offset in parts]
+    if all(name.isdecimal() for name, _, _ in entries):
+        entries.sort(key=lambda entry: int(entry[0]))
+    return [offset for _, _, offset in entries]
 
 
 def read_entry(checkpoint: Path, batch: int) -> LogEntry:
@@ -296,15 +296,15 @@ _TOPIC_FILE: Final = Path("sinks", "timestream.json")
 
 
 def note_written_topic(checkpoint: Path, topic: str) -> None:
-    """Note in a checkpoint which topic its query writes, for those who draw chains of queries."""
+    """Note in a checkpoint which topic its query writes, so that `watch` can draw the chain."""
     if read_written_topic(checkpoint) == topic:
         return
     path = checkpoint / _TOPIC_FILE
     try:
         path.parent.mkdir(exist_ok=True)
-        written = Path(f"{path}.new")
-        written.write_text(json.dumps({"topic": topic, "version": FORMAT_VERSION}), "utf-8")
-        written.replace(path)
+        new_file = Path(f"{path}.new")
+        new_file.write_text(json.dumps({"topic": topic, "version": FORMAT_VERSION}), "utf-8")
+        new_file.replace(path)
     except OSError:
         return  # Nothing relies on it.
 
@@ -375,8 +375,8 @@ def check_offset(
         offset: the offset in the checkpoint; its `settings` are option name -> text.
         settings: today's options that define time and records, by option name.
         topic_settings: the names of settings that option `timeSettings` gives.
-        advise: is asked about an option that differs, with the stored ones; it returns what to say
-            beside the way back, or None to accept the difference.
+        advise: gets the name of an option that differs, and the stored settings; it returns more
+            advice, or None to accept the difference.
 
     Raises:
         CheckpointMismatch: the format version or the value of an option in `settings` differs.
@@ -398,7 +398,7 @@ def check_offset(
         old, new = stored.get(name, "not set"), settings.get(name, "not set")
         more = "" if old == new else advise(name, stored)
         if old != new and more is not None:
-            what = (
+            subject = (
                 "which records there are"
                 if name.startswith(_CLIENT_PREFIX)
                 else "the stream's time or rows"
@@ -414,5 +414,5 @@ def check_offset(
                 )
             raise CheckpointMismatch(
                 f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now"
-                f"{origin}; it defines {what}, so {back}{more} or start with a new checkpoint"
+                f"{origin}; it defines {subject}, so {back}{more} or start with a new checkpoint"
             )

@@ -83,10 +83,10 @@ def split_cti_rows(block: pa.RecordBatch, name: str) -> CtiRows:
     ctis = block[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     is_cti = ctis.is_valid()
     misfit = None
-    for each in block.schema.names:
-        row = pc.index(pc.and_(is_cti, block[each].is_valid()), True).as_py()
-        if row >= 0 and each != name:
-            misfit = each, ctis[row].as_py()
+    for column in block.schema.names:
+        row = pc.index(pc.and_(is_cti, block[column].is_valid()), True).as_py()
+        if row >= 0 and column != name:
+            misfit = column, ctis[row].as_py()
             break
     return CtiRows(block.filter(pc.invert(is_cti)), pc.max(ctis).as_py(), misfit)
 
@@ -165,8 +165,8 @@ def parse_instant(text: str) -> int:
     if zone_hour > 23 or zone_minute > 59:
         raise ValueError(f"{text!r} has no zone such as Z, +01:00 or -0530")
     ahead = timedelta(hours=zone_hour, minutes=zone_minute)
-    whole = (moment - _EPOCH + (ahead if fields["sign"] == "-" else -ahead)) // _TICK
-    return check_instant(whole + int(fields["fraction"][:6].ljust(6, "0")))
+    us = (moment - _EPOCH + (ahead if fields["sign"] == "-" else -ahead)) // _TICK
+    return check_instant(us + int(fields["fraction"][:6].ljust(6, "0")))
 
 
 def check_instant(us: int) -> int:
@@ -252,16 +252,18 @@ def parse_duration(text: str) -> int:
     >>> parse_duration("1 minute 30 seconds"), parse_duration("-1 tick"), parse_duration("10S")
     (90000000, -1, 10000000)
     """
-    rest, total = text.strip().lower(), Fraction(0)
-    if not rest:
+    remaining, total = text.strip().lower(), Fraction(0)
+    if not remaining:
         raise ValueError("an empty text is not a duration")
-    while rest:
-        part = _DURATION_PART.match(rest)
-        unit = part and (_UNITS_US.get(part[2]) or _UNITS_US.get(part[2].removesuffix("s")))
-        if not part or not unit:
+    while remaining:
+        component = _DURATION_PART.match(remaining)
+        unit = component and (
+            _UNITS_US.get(component[2]) or _UNITS_US.get(component[2].removesuffix("s"))
+        )
+        if not component or not unit:
             raise ValueError(f"{text!r} is not a duration such as '5 seconds' or '-1 tick'")
-        total += Fraction(part[1]) * unit
-        rest = rest[part.end() :]
+        total += Fraction(component[1]) * unit
+        remaining = remaining[component.end() :]
     if total.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of microseconds")
     return int(total)
@@ -274,8 +276,8 @@ def format_duration(us: int) -> str:
     ('90 seconds', '-1 tick')
     """
     for name in ("day", "hour", "minute", "second", "millisecond"):
-        count, rest = divmod(us, _UNITS_US[name])
-        if us and rest == 0:
+        count, remainder = divmod(us, _UNITS_US[name])
+        if us and remainder == 0:
             return f"{count} {name}" if abs(count) == 1 else f"{count} {name}s"
     return f"{us} tick" if abs(us) == 1 else f"{us} ticks"
 
@@ -374,9 +376,9 @@ def read_number_times(numbers: pa.Array, unit: str) -> Times:
     if values.dtype.kind == "f":
         valid &= np.isfinite(values) & (np.abs(values) < 2.0**62 * over / times)
         values = np.where(valid, values, 0.0)
-        whole = (values == np.trunc(values)) & (np.abs(values) <= 2.0**53)
+        is_whole = (values == np.trunc(values)) & (np.abs(values) <= 2.0**53)
         scaled = np.rint(values * times / over).astype(np.int64)
-        scaled[whole] = values[whole].astype(np.int64) * times // over
+        scaled[is_whole] = values[is_whole].astype(np.int64) * times // over
         return _limit_to_calendar(scaled, valid)
     valid &= (values >= MIN_US * over // times) & (values <= FINAL_US * over // times)
     return _limit_to_calendar(np.where(valid, values, 0) * times // over, valid)
@@ -386,16 +388,16 @@ def read_text_times(texts: pa.Array, unit: str | None) -> Times:
     """Read ISO-8601 texts, and digits only as numbers in `unit` (None: they are unreadable)."""
     times, is_iso, odd = _read_iso_column(texts)
     instants, readable = _limit_to_calendar(times, is_iso)
-    rest = np.flatnonzero(~is_iso & _to_mask(texts.is_valid()))
-    if not len(rest):
+    other_rows = np.flatnonzero(~is_iso & _to_mask(texts.is_valid()))
+    if not len(other_rows):
         return instants, readable
-    others = texts.take(pa.array(rest))
+    others = texts.take(pa.array(other_rows))
     numeric = _to_mask(pc.match_substring_regex(others, _NUMBER))
     if unit is not None and numeric.any():
         times, valid = _read_number_texts(others.filter(pa.array(numeric)), unit)
-        instants[rest[numeric]], readable[rest[numeric]] = times, valid
-    for place in rest[odd[rest] & ~numeric]:
-        instants[place], readable[place] = _read_text(texts[int(place)].as_py())
+        instants[other_rows[numeric]], readable[other_rows[numeric]] = times, valid
+    for row in other_rows[odd[other_rows] & ~numeric]:
+        instants[row], readable[row] = _read_text(texts[int(row)].as_py())
     return instants, readable
 
 
@@ -422,8 +424,8 @@ def _read_number_texts(texts: pa.Array, unit: str) -> Times:
         return read_number_times(trimmed.cast(pa.int64()), unit)
     except pa.ArrowInvalid:
         # A number that overflows 64 bits is unreadable; the others are still read.
-        read = [_parse_int64(text) for text in trimmed]
-        return read_number_times(pa.array(read, pa.int64()), unit)
+        numbers = [_parse_int64(text) for text in trimmed]
+        return read_number_times(pa.array(numbers, pa.int64()), unit)
 
 
 def _parse_int64(text: pa.Scalar) -> int | None:
@@ -477,9 +479,9 @@ def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
         shape = _DIGIT.sub(b"0", matrix[0].tobytes())
         alike = _match_shape(matrix, shape)
         if shape.isascii():
-            read = _read_shape(matrix, shape.decode(), alike)
-            if read is not None:
-                instants[rows], readable[rows] = read
+            fields = _read_shape(matrix, shape.decode(), alike)
+            if fields is not None:
+                instants[rows], readable[rows] = fields
         else:
             odd[rows] = alike
         same_length[same_length] = alike
@@ -541,8 +543,8 @@ def _read_fields(matrix: Bytes, spans: dict[str, tuple[int, int]], margin: int) 
     for column, name in enumerate(_FIELDS):
         begin, end = spans[name]
         digits = _FRACTION_DIGITS if name == "fraction" else end - begin
-        for place in range(begin, min(end, begin + digits)):
-            weights[margin + place, column] = 10 ** (digits - 1 - place + begin)
+        for digit in range(begin, min(end, begin + digits)):
+            weights[margin + digit, column] = 10 ** (digits - 1 - digit + begin)
     # Exact: no field has more than six digits, and a single float holds seven.
     numbers = (matrix - np.uint8(ord("0"))).astype(np.float32) @ weights
     return np.ascontiguousarray(numbers.T).astype(np.int64)

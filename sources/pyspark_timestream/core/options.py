@@ -30,8 +30,8 @@ SECRET: Final = re.compile("passw|secret|token|credential|jaas|private|user[.]in
 def is_secret(name: str, value: str) -> bool:
     """Return whether `name` names a secret, or `value` is an address that contains one."""
     is_address = name.lower().endswith(".url") and "@" not in value
-    named = bool(SECRET.search(name.lower())) and not is_address
-    return named or LOGIN.search(value) is not None
+    is_named_so = bool(SECRET.search(name.lower())) and not is_address
+    return is_named_so or LOGIN.search(value) is not None
 
 
 def quote_value(name: str, value: str) -> str:
@@ -179,38 +179,38 @@ def read_options(
         OptionError: an option is unknown, unreadable, missing, in conflict with another, or lacks
             one that it needs.
     """
-    given = {key.lower(): value for key, value in raw.items()}
+    texts = {key.lower(): value for key, value in raw.items()}
     declared = option_specs(options_class)
     by_key = {spec.name.lower(): field for field, spec in declared.items()}
-    named = {key: value for key, value in given.items() if not key.startswith(tuple(prefixes))}
-    _refuse_unknown(named, declared.values(), injected, foreign or {}, settings)
+    own_texts = {key: value for key, value in texts.items() if not key.startswith(tuple(prefixes))}
+    _refuse_unknown(own_texts, declared.values(), injected, foreign or {}, settings)
     values = {
         by_key[key]: _parse(declared[by_key[key]], value)
-        for key, value in given.items()
+        for key, value in texts.items()
         if key in by_key
     }
     for spec in declared.values():
-        _check_companions(spec, declared.values(), given)
+        _check_companions(spec, declared.values(), texts)
     return options_class(**values)
 
 
 def _refuse_unknown(
-    given: Mapping[str, str],
+    texts: Mapping[str, str],
     declared: Iterable[OptionSpec],
     injected: frozenset[str],
     foreign: Mapping[str, str],
     settings: Sequence[str],
 ) -> None:
     names = {spec.name.lower(): spec.name for spec in declared}
-    elsewhere = {name.lower(): (name, place) for name, place in foreign.items()}
-    for key, value in given.items():
+    elsewhere = {name.lower(): (name, remark) for name, remark in foreign.items()}
+    for key, value in texts.items():
         if key in names or key in injected:
             continue
         if key in elsewhere:
-            name, place = elsewhere[key]
+            name, remark = elsewhere[key]
             raise OptionError(
                 name,
-                f"{quote_value(name, value)} was given, but it {place}",
+                f"{quote_value(name, value)} was given, but it {remark}",
                 "nothing here",
                 "leave it out",
             )
@@ -233,10 +233,10 @@ def _unknown_option(
     elif name is None and near:
         name = names[near[0]]
     meant = f": did you mean '{name}'?" if name is not None else ""
-    given = quote_value(key, value) if alike else "[hidden]"
+    shown_value = quote_value(key, value) if alike else "[hidden]"
     return OptionError(
         key,
-        f"there is no such option{meant} (its value was {given})",
+        f"there is no such option{meant} (its value was {shown_value})",
         ", ".join(sorted(names.values())),
         "correct the name, or leave it out",
         list_last=True,
@@ -264,24 +264,24 @@ def _parse(spec: OptionSpec, value: str) -> Any:
 
 
 def _check_companions(
-    spec: OptionSpec, declared: Iterable[OptionSpec], given: Mapping[str, str]
+    spec: OptionSpec, declared: Iterable[OptionSpec], texts: Mapping[str, str]
 ) -> None:
-    value = given.get(spec.name.lower())
+    value = texts.get(spec.name.lower())
     if value is None:
-        rivals = (other for other in declared if spec.name in other.excludes)
-        replaced = any(rival.name.lower() in given for rival in rivals)
+        rivals = (excluded for excluded in declared if spec.name in excluded.excludes)
+        replaced = any(rival.name.lower() in texts for rival in rivals)
         if spec.required and not replaced:
             raise OptionError(spec.name, "it is missing", spec.parser.accepts, "set it")
         return
-    for other in spec.excludes:
-        if other.lower() in given:
+    for excluded in spec.excludes:
+        if excluded.lower() in texts:
             raise OptionError(
                 spec.name,
-                f"'{value}' conflicts with option '{other}' ('{given[other.lower()]}')",
-                f"one of '{spec.name}' and '{other}'",
+                f"'{value}' conflicts with option '{excluded}' ('{texts[excluded.lower()]}')",
+                f"one of '{spec.name}' and '{excluded}'",
                 "leave one of the two out",
             )
-    if spec.needs and not any(need.lower() in given for need in spec.needs):
+    if spec.needs and not any(need.lower() in texts for need in spec.needs):
         raise OptionError(
             spec.name,
             f"'{value}' has no effect alone",

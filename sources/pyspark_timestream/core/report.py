@@ -1,4 +1,4 @@
-"""How reports are written and drawn, for every command and page: units, tables, HTML and SVG.
+"""Writes and draws reports, for every command and page: units, tables, HTML and SVG.
 
 Reports are for people. Names and values come from brokers and records, so text for a terminal has
 its control characters escaped, and HTML and SVG are escaped completely, without scripts or
@@ -61,13 +61,13 @@ def format_time(us: int | None) -> str:
     return f"{format_instant(us)} (final)" if us >= FINAL_US else format_instant(us)
 
 
-def format_count(number: int, what: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a number of things.
 
     >>> format_count(1, "offset"), format_count(2_000, "offset")
     ('1 offset', '2,000 offsets')
     """
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def begin_sentence(text: str) -> str:
@@ -84,7 +84,7 @@ def begin_sentence(text: str) -> str:
 _CONTROLS: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""What moves a cursor, ends a line, turns the direction of writing, or is no text at all."""
+"""Characters that move a cursor, end a line, turn the direction of writing, or are no text."""
 
 
 def escape_controls(text: str) -> str:
@@ -93,7 +93,7 @@ def escape_controls(text: str) -> str:
     >>> print(escape_controls("\x1b[31mred \u202egreen"))
     \x1b[31mred \u202egreen
     """
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def join_sections(sections: Sequence[Sequence[str]]) -> str:
@@ -109,19 +109,21 @@ _KEYS: Final = "#*0123456789"
 
 def _find_ends(text: str) -> Iterator[int]:
     """Yield in which column of a terminal each character ends."""
-    column, last, last_width = 0, " ", 1
+    column, previous, previous_width = 0, " ", 1
     for char in text:
-        kind, last_kind = unicodedata.category(char), unicodedata.category(last)
-        is_tone = "\U0001f3fb" <= char <= "\U0001f3ff" and last_kind == "So"
-        changes_last = last_width == 2 and (is_tone or (last == _JOINER and kind == "So"))
+        kind, previous_kind = unicodedata.category(char), unicodedata.category(previous)
+        is_tone = "\U0001f3fb" <= char <= "\U0001f3ff" and previous_kind == "So"
+        changes_previous = previous_width == 2 and (
+            is_tone or (previous == _JOINER and kind == "So")
+        )
         width = 2 if unicodedata.east_asian_width(char) in "WF" else 1
-        if char == _AS_PICTURE and (last in _KEYS or last_kind in ("So", "Sm", "Po")):
-            width, last_width = 2 - last_width, 2
-        elif kind in _WITHOUT_WIDTH or "\u1160" <= char <= "\u11ff" or changes_last:
+        if char == _AS_PICTURE and (previous in _KEYS or previous_kind in ("So", "Sm", "Po")):
+            width, previous_width = 2 - previous_width, 2
+        elif kind in _WITHOUT_WIDTH or "\u1160" <= char <= "\u11ff" or changes_previous:
             width = 0
         else:
-            last_width = width
-        column, last = column + width, char
+            previous_width = width
+        column, previous = column + width, char
         yield column
 
 
@@ -173,8 +175,8 @@ def align(rows: Sequence[Sequence[str]], to_right: bool = False) -> list[str]:
     widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
     return [
         GAP.join(
-            pad(cell, size, to_right=to_right and place > 0)
-            for place, (cell, size) in enumerate(zip(row, widths, strict=True))
+            pad(cell, size, to_right=to_right and index > 0)
+            for index, (cell, size) in enumerate(zip(row, widths, strict=True))
         ).rstrip(" ")
         for row in rows
     ]
@@ -183,11 +185,11 @@ def align(rows: Sequence[Sequence[str]], to_right: bool = False) -> list[str]:
 def align_within(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Lay out cells in columns within `width`; cut some, or leave columns out and name them."""
     cells = [[escape_controls(cell) for cell in row] for row in rows]
-    most = min(_MAX_CELL, width * 2 // 5)
+    max_size = min(_MAX_CELL, width * 2 // 5)
     widths: list[int] = []
     for column in zip(*cells, strict=True):
         room = width - sum(widths) - len(GAP) * len(widths)
-        size = min(most, max(map(cell_width, column)))
+        size = min(max_size, max(map(cell_width, column)))
         if size > room and room < _MIN_CELL and widths:
             break
         widths.append(max(min(size, room), 1))
@@ -238,12 +240,12 @@ def svg(tag: str, text: str = "", *children: str, **attributes: str | float) -> 
     >>> svg("text", "a & b", class_="name", text_anchor="end", x=4)
     '<text class="name" text-anchor="end" x="4">a &amp; b</text>'
     """
-    named = "".join(
+    attribute_text = "".join(
         f" {name.rstrip('_').replace('_', '-')}="
         f'"{to_html(value) if isinstance(value, str) else value}"'
         for name, value in attributes.items()
     )
-    return f"<{tag}{named}>{to_html(text)}{''.join(children)}</{tag}>"
+    return f"<{tag}{attribute_text}>{to_html(text)}{''.join(children)}</{tag}>"
 
 
 COLOURS: Final = (
@@ -291,17 +293,17 @@ STEPS_US: Final = (
     *(number * HOUR_US for number in (1, 2, 3, 6, 12)),
     *(number * DAY_US for number in (1, 2, 7)),
 )
-"""What a clock calls round, up to a week."""
+"""The round steps of a clock, up to a week."""
 
 STEPS_IN_MONTHS: Final = (1, 3, 6, *(12 * n * 10**power for power in range(4) for n in (1, 2, 5)))
-"""What a calendar calls round above that."""
+"""The round steps of a calendar, above a week."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeTick:
     """A tick of an axis of time: `label`, such as `06:00`, and the `context` that it lacks.
 
-    The context, such as `5 Jan 2026`, is empty where that of the tick before goes on.
+    The context, such as `5 Jan 2026`, is empty if it is that of the tick before.
     """
 
     us: int
@@ -309,17 +311,17 @@ class TimeTick:
     context: str
 
 
-def choose_step(low: int, high: int, most: int) -> tuple[int, int]:
+def choose_step(low: int, high: int, max_ticks: int) -> tuple[int, int]:
     """Return the step of at most `most` ticks from low to high, in microseconds or in months.
 
     >>> choose_step(0, 10 * SECOND_US, 5), choose_step(0, 400 * DAY_US, 5)
     ((5000000, 0), (0, 3))
     """
     for step in STEPS_US:
-        if (high - low) // step < most:
+        if (high - low) // step < max_ticks:
             return step, 0
     for months in STEPS_IN_MONTHS:
-        if (high - low) // (months * 30 * DAY_US) < most:
+        if (high - low) // (months * 30 * DAY_US) < max_ticks:
             break
     return 0, months
 
@@ -372,31 +374,31 @@ _MIN_SPAN_US: Final = 2 * SECOND_US
 
 def utc_ticks(low: int, high: int, room: float) -> tuple[TimeTick, ...]:
     """Return round ticks of UTC from `low` to `high`, as many as `room` pixels have labels for."""
-    most = max(1, int(room // text_width("00:00:00   ")))
-    step, months = choose_step(low, high, most)
+    max_ticks = max(1, int(room // text_width("00:00:00   ")))
+    step, months = choose_step(low, high, max_ticks)
     starts = _step_months(low, high, months) if months else _step_clock(low, high, step)
     return tuple(label_ticks(starts, step, months))
 
 
 def _step_clock(low: int, high: int, step: int) -> list[int]:
     origin = _WEEK_US if step > DAY_US else 0
-    first = low + (origin - low) % step
-    return list(range(first, high + 1, step))
+    begin = low + (origin - low) % step
+    return list(range(begin, high + 1, step))
 
 
 def _step_months(low: int, high: int, months: int) -> list[int]:
     starts = []
-    first = to_datetime(low)
-    at = (first.year * 12 + first.month - 1) // months * months
-    while 12 <= at < 12 * 10_000:
-        moment = first.replace(
-            year=at // 12, month=at % 12 + 1, day=1, hour=0, minute=0, second=0, microsecond=0
+    begin = to_datetime(low)
+    month = (begin.year * 12 + begin.month - 1) // months * months
+    while 12 <= month < 12 * 10_000:
+        moment = begin.replace(
+            year=month // 12, month=month % 12 + 1, day=1, hour=0, minute=0, second=0, microsecond=0
         )
         us = from_datetime(moment)
         if us > high:
             break
         starts += [us] if us >= low else []
-        at += months
+        month += months
     return starts
 
 
@@ -406,13 +408,13 @@ def _step_months(low: int, high: int, months: int) -> list[int]:
 class TimeScale:
     """Maps application time to pixels: the earliest instant a bit inside, the latest at the end.
 
-    One instant alone has a second before and after it. The final CTI is no time of the scale: it is
-    at its end.
+    If there is only one instant, the scale begins a second before it. The final CTI is not on the
+    scale; it is drawn at the end.
     """
 
     def __init__(self, times_us: Sequence[int], left: float, width: float) -> None:
-        known = [us for us in times_us if us < FINAL_US] or [MIN_US + _MIN_SPAN_US]
-        self.low, self.high = min(known), max(known)
+        finite = [us for us in times_us if us < FINAL_US] or [MIN_US + _MIN_SPAN_US]
+        self.low, self.high = min(finite), max(finite)
         if self.high - self.low < _MIN_SPAN_US and self.low == self.high:
             self.low -= SECOND_US
         self.left, self.width = left, width
@@ -442,13 +444,13 @@ def draw_time_axis(
     end = -1.0
     line = f"M{format_pixel(ends[0])},{format_pixel(bottom)}H{format_pixel(ends[1])}"
     yield svg("path", d=line, stroke="currentColor", stroke_opacity=0.5)
-    places = [to_x(tick.us) for tick in ticks]
-    contexts = [x for x, tick in zip(places, ticks, strict=True) if tick.context]
-    for x, tick in zip(places, ticks, strict=True):
+    tick_xs = [to_x(tick.us) for tick in ticks]
+    contexts = [x for x, tick in zip(tick_xs, ticks, strict=True) if tick.context]
+    for x, tick in zip(tick_xs, ticks, strict=True):
         mark = f"M{format_pixel(x)},{format_pixel(bottom)}v4"
         yield svg("path", d=mark, stroke="currentColor", stroke_opacity=0.5)
-        half = text_width(tick.label) / 2
-        x_label = min(max(x, half), width - half)
+        half_width = text_width(tick.label) / 2
+        x_label = min(max(x, half_width), width - half_width)
         yield svg(
             "text",
             tick.label,
@@ -458,22 +460,22 @@ def draw_time_axis(
         )
         if not tick.context:
             continue
-        half = text_width(tick.context) / 2
-        after = [other for other in contexts if other > x]
+        half_width = text_width(tick.context) / 2
+        after = [next_x for next_x in contexts if next_x > x]
         # The first context yields to the next one, where a day or a year begins.
-        if x == contexts[0] and after and after[0] - x < 2 * half + 8:
+        if x == contexts[0] and after and after[0] - x < 2 * half_width + 8:
             continue
-        at = min(max(x, half), width - half)
-        if at - half > end:
+        x_context = min(max(x, half_width), width - half_width)
+        if x_context - half_width > end:
             yield svg(
                 "text",
                 tick.context,
-                x=format_pixel(at),
+                x=format_pixel(x_context),
                 y=format_pixel(bottom + 32),
                 text_anchor="middle",
                 fill_opacity=FAINT,
             )
-            end = at + half + 8
+            end = x_context + half_width + 8
 
 
 # -- lanes of clocks -------------------------------------------------------------------------------
@@ -491,7 +493,7 @@ def draw_lane(
 ) -> str:
     """Draw a partition's clock, 16 pixels high: a bar up to its CTI, a circle at its newest event.
 
-    A dashed line is the stream's CTI. A page may give the classes of these other colours.
+    A dashed line is the stream's CTI. A page may colour these differently by their classes.
 
     Args:
         cti_us: its CTI; None before the first.
@@ -503,7 +505,7 @@ def draw_lane(
         top: the y of the lane.
     """
     left, width = ends
-    parts = [
+    shapes = [
         svg(
             "rect",
             class_="rail",
@@ -520,7 +522,7 @@ def draw_lane(
         unit = "%" if width.endswith("%") else ""
         size = float(to_x(cti_us).removesuffix("%")) - float(left.removesuffix("%"))
         title = svg("title", f"CTI {format_time(cti_us)}")
-        parts.append(
+        shapes.append(
             svg(
                 "rect",
                 "",
@@ -536,7 +538,7 @@ def draw_lane(
         )
     if last_us is not None:
         title = svg("title", f"newest event {format_time(last_us)}")
-        parts.append(
+        shapes.append(
             svg(
                 "circle",
                 "",
@@ -551,17 +553,17 @@ def draw_lane(
             )
         )
     if stream_us is not None and stream_us < FINAL_US:
-        at = to_x(stream_us)
-        parts.append(
+        x = to_x(stream_us)
+        shapes.append(
             svg(
                 "line",
                 class_="stream-cti",
-                x1=at,
-                x2=at,
+                x1=x,
+                x2=x,
                 y1=top - 3,
                 y2=top + 19,
                 stroke="currentColor",
                 stroke_dasharray="3 2",
             )
         )
-    return "".join(parts)
+    return "".join(shapes)

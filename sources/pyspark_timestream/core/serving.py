@@ -63,7 +63,7 @@ def answer_file(package: str, name: str) -> Answer | None:
     kind, root = _FILES.get(name.rpartition(".")[2]), files(package)
     if name in _SHARED:
         root = files(__package__)
-    elif name not in {each.name for each in root.iterdir()}:
+    elif name not in {file.name for file in root.iterdir()}:
         return None
     return None if kind is None else Answer(kind, (root / name).read_text(encoding="utf-8"))
 
@@ -93,8 +93,8 @@ def render_shell(title: str, root: str, style: str, before: str = "", within: st
 def read_seen(query: str) -> dict[str, str]:
     """Return the digests of the sections that a client has; none if it does not tell."""
     try:
-        given = json.loads(parse_qs(query)["seen"][0])
-        return {str(name): str(text) for name, text in given.items()}
+        digests = json.loads(parse_qs(query)["seen"][0])
+        return {str(name): str(text) for name, text in digests.items()}
     except (AttributeError, KeyError, RecursionError, ValueError):
         return {}
 
@@ -102,12 +102,14 @@ def read_seen(query: str) -> dict[str, str]:
 def answer_sections(
     sections: Mapping[str, str],
     digests: Mapping[str, str],
-    seen: Mapping[str, str],
+    old_digests: Mapping[str, str],
     now_us: int,
     pause_ms: int,
 ) -> Answer:
     """Answer with the sections that have changed; the client asks again after a pause."""
-    changed = {name: html for name, html in sections.items() if seen.get(name) != digests[name]}
+    changed = {
+        name: html for name, html in sections.items() if old_digests.get(name) != digests[name]
+    }
     answer = {"now_us": now_us, "pause_ms": pause_ms, "digests": digests, "sections": changed}
     return Answer("application/json", json.dumps(answer))
 
@@ -164,8 +166,8 @@ class PageServer:
 
 def announce(host: str, port: int) -> str:
     """Tell where a page is, and who can read it."""
-    shown = f"[{host}]" if ":" in host else host
-    lines = [f"http://{shown}:{port}/ shows it; Ctrl-C ends this"]
+    address = f"[{host}]" if ":" in host else host
+    lines = [f"http://{address}:{port}/ shows it; Ctrl-C ends this"]
     if not is_loopback(host):
         lines.append("Note: everyone who reaches this address can read the page")
     return "\n".join(lines)
@@ -218,17 +220,17 @@ def _create_server(
                 return
             path, _, query = self.path.partition("?")
             try:
-                found = answer(path, query)
-                page = b"" if found is None else found.text.encode("utf-8", "replace")
+                content = answer(path, query)
+                page = b"" if content is None else content.text.encode("utf-8", "replace")
             except Exception:
                 _LOG.exception("the page %s could not be rendered", path)
                 self.send_error(500, "the log says why")
                 return
-            if found is None:
+            if content is None:
                 self.send_error(404, pages)
                 return
             self.send_response(200)
-            self.send_header("Content-Type", found.content_type)
+            self.send_header("Content-Type", content.content_type)
             self.send_header("Content-Length", str(len(page)))
             self.end_headers()
             if self.command != "HEAD":

@@ -63,15 +63,17 @@ def find_interpreter_fault(environment: Mapping[str, str]) -> str | None:
     Starts that interpreter once if it is not the running one.
     """
     command, source = find_worker_command(environment)
-    named = "found on PATH" if source == "PATH" else f"from the environment variable {source}"
+    origin = "found on PATH" if source == "PATH" else f"from the environment variable {source}"
     path = shutil.which(command, path=environment.get("PATH", os.defpath))
     if path is None:
-        return f"Spark starts its Python workers as '{command}', {named}, but there is no such file"
+        return (
+            f"Spark starts its Python workers as '{command}', {origin}, but there is no such file"
+        )
     if _is_running_interpreter(Path(path)) or _has_package(path, environment):
         return None
-    place = "" if path == command else f" ({path})"
+    resolved = "" if path == command else f" ({path})"
     return (
-        f"Spark starts its Python workers as '{command}'{place}, {named}, and pyspark_timestream "
+        f"Spark starts its Python workers as '{command}'{resolved}, {origin}, and pyspark_timestream "
         "is not installed there"
     )
 
@@ -131,8 +133,8 @@ def link_spark_home(installed: Path, cache: Path) -> Path:
         OSError: a link cannot be made.
     """
     # Each installation path gets its own directory.
-    place = hashlib.sha256(os.fsencode(installed)).hexdigest()[:16]
-    home = cache / "pyspark-timestream" / f"spark-home-{place}"
+    digest = hashlib.sha256(os.fsencode(installed)).hexdigest()[:16]
+    home = cache / "pyspark-timestream" / f"spark-home-{digest}"
     home.mkdir(parents=True, exist_ok=True)
     for name in _LINKED:
         link, target = home / name, installed / name
@@ -151,23 +153,23 @@ def _find_installed_spark() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     installed = Path(spec.origin).parent
-    parts = ("bin/spark-submit", "jars", "python/lib/pyspark.zip")
-    return installed if all((installed / part).exists() for part in parts) else None
+    names = ("bin/spark-submit", "jars", "python/lib/pyspark.zip")
+    return installed if all((installed / name).exists() for name in names) else None
 
 
 def _list_inherited_paths(environment: Mapping[str, str]) -> set[Path]:
     """List the directories that this interpreter imports from in every process."""
-    given = environment.get("PYTHONPATH", "").split(os.pathsep)
-    places = [*site.getsitepackages(), site.getusersitepackages(), *filter(None, given)]
-    return {Path(place).resolve() for place in places}
+    inherited = environment.get("PYTHONPATH", "").split(os.pathsep)
+    directories = [*site.getsitepackages(), site.getusersitepackages(), *filter(None, inherited)]
+    return {Path(directory).resolve() for directory in directories}
 
 
 def _find_cache(environment: Mapping[str, str]) -> Path | None:
     """Return the user's cache directory (XDG Base Directory Specification)."""
     # A relative path would make the home depend on where the process was started.
-    given, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME", "")
-    if Path(given).is_absolute():
-        return Path(given)
+    cache_home, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME", "")
+    if Path(cache_home).is_absolute():
+        return Path(cache_home)
     return Path(home) / ".cache" if Path(home).is_absolute() else None
 
 
@@ -279,7 +281,9 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     _load_what_warns_of_pandas("pyspark.testing.utils")
     if _is_for_server(builder):
         _load_what_warns_of_pandas("pyspark.sql.connect.session")
-        return _configure(builder, [each for each in SETTINGS if each.name.startswith("spark.sql")])
+        return _configure(
+            builder, [setting for setting in SETTINGS if setting.name.startswith("spark.sql")]
+        )
     jvm = _get_running_jvm()
     if jvm is None:
         use_this_interpreter(os.environ)
@@ -304,9 +308,9 @@ def _load_what_warns_of_pandas(module: str) -> None:
 
 def _configure(builder: SparkSession.Builder, settings: Iterable[Setting]) -> SparkSession.Builder:
     """Give `builder` the `settings` that it lacks."""
-    given = getattr(builder, "_options", {})
+    builder_options = getattr(builder, "_options", {})
     for setting in settings:
-        if setting.name not in given:
+        if setting.name not in builder_options:
             builder = builder.config(setting.name, setting.value)
     return builder
 
@@ -319,8 +323,8 @@ def _is_local(builder: SparkSession.Builder) -> bool:
 
 def _is_for_server(builder: SparkSession.Builder) -> bool:
     """Return whether `builder` makes sessions of a running Spark Connect server."""
-    given = getattr(builder, "_options", {})
-    url = given.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
+    builder_options = getattr(builder, "_options", {})
+    url = builder_options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
     has_channel = getattr(builder, "_channel_builder", None) is not None
     return has_channel or str(url).startswith(_SERVER_SCHEME)
 
@@ -419,9 +423,9 @@ REQUIRED_SETTINGS: Final = {
 """Settings that must keep Spark's default, by name."""
 
 
-def find_wrong_settings(read: Callable[[str], str | None]) -> dict[str, str]:
-    """Return the settings with a wrong value, name -> value; `read` returns None for unset ones."""
-    values = {name: read(name) for name in REQUIRED_SETTINGS}
+def find_wrong_settings(read_setting: Callable[[str], str | None]) -> dict[str, str]:
+    """Return the settings with a wrong value, name -> value; `read_setting`: None if unset."""
+    values = {name: read_setting(name) for name in REQUIRED_SETTINGS}
     return {
         name: value
         for name, value in values.items()

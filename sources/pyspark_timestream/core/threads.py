@@ -21,14 +21,14 @@ class lazy(Generic[T]):
         self.__doc__ = compute.__doc__
 
     @overload
-    def __get__(self, thing: None, owner: type) -> Self: ...
+    def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, thing: object, owner: type) -> T: ...
-    def __get__(self, thing: object | None, owner: type) -> Self | T:
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
         """Return the value, and keep it under the property's own name, where it is found first."""
-        if thing is None:
+        if instance is None:
             return self
-        value = vars(thing)[self._name] = self._compute(thing)
+        value = vars(instance)[self._name] = self._compute(instance)
         return value
 
 
@@ -42,17 +42,17 @@ class Inherited(Protocol):
 _INHERITED: Final[WeakSet[Inherited]] = WeakSet()
 
 
-def begin_in_forks(thing: Inherited) -> None:
-    """See to it that each process that is forked from this one calls `thing.begin_child()`.
+def begin_in_forks(inherited: Inherited) -> None:
+    """See to it that each process that is forked from this one calls `inherited.begin_child()`.
 
     A fork has the locks of its parent as they were, but not the threads that would release them.
     """
-    _INHERITED.add(thing)
+    _INHERITED.add(inherited)
 
 
 def _begin_child() -> None:
-    for thing in list(_INHERITED):
-        thing.begin_child()
+    for inherited in list(_INHERITED):
+        inherited.begin_child()
 
 
 os.register_at_fork(after_in_child=_begin_child)

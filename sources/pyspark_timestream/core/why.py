@@ -200,10 +200,10 @@ def _explain(subject: Any) -> str:
 
 def _find_reason(error: BaseException) -> str:
     chain = list(walk_causes(error))
-    for each in chain:
-        if is_own_error(each) or _is_raised_here(each):
-            return str(each)
-    texts = [text for each in chain for text in _find_texts(each)]
+    for cause in chain:
+        if is_own_error(cause) or _is_raised_here(cause):
+            return str(cause)
+    texts = [text for cause in chain for text in _find_texts(cause)]
     for text in texts:
         if message := find_own_message(text):
             return message
@@ -215,10 +215,11 @@ def _find_reason(error: BaseException) -> str:
     for pattern, problem, next_step in _FOREIGN_CAUSES:
         if any(pattern.search(text) for text in texts):
             return compose_message(f"{problem} ({_find_root(texts, pattern)})", None, next_step)
-    what = f"not an error of timestream or tseries: {type(error).__name__}: {_first_line(texts[0])}"
+    kind = type(error).__name__
+    outcome = f"not an error of timestream or tseries: {kind}: {_first_line(texts[0])}"
     causes = [line for text in texts for line in _CAUSED_BY.findall(text)]
     root = causes[-1] if causes else f"{type(chain[-1]).__name__}: {_first_line(str(chain[-1]))}"
-    return what if len(chain) == 1 and not causes else f"{what}; caused by {root}"
+    return outcome if len(chain) == 1 and not causes else f"{outcome}; caused by {root}"
 
 
 def _is_raised_here(error: BaseException) -> bool:
@@ -233,15 +234,15 @@ def _is_raised_here(error: BaseException) -> bool:
 
 def _find_texts(error: BaseException) -> list[str]:
     """Return an error's own text, and the Java stack traces that Spark keeps with it."""
-    kept = (getattr(error, name, None) for name in ("_stackTrace", "_stacktrace"))
-    return [str(error), *(text for text in kept if isinstance(text, str))]
+    traces = (getattr(error, name, None) for name in ("_stackTrace", "_stacktrace"))
+    return [str(error), *(text for text in traces if isinstance(text, str))]
 
 
 def _find_root(texts: Sequence[str], pattern: re.Pattern[str]) -> str:
     """Return the last line that `pattern` finds, or begins in: the root cause's."""
     lines = [line for text in texts for line in text.splitlines() if pattern.search(line)]
     # A pattern that looks at the trace below the error's line finds no single line.
-    lines = lines or [found[0].splitlines()[0] for text in texts if (found := pattern.search(text))]
+    lines = lines or [match[0].splitlines()[0] for text in texts if (match := pattern.search(text))]
     line = lines[-1].strip().removeprefix("Caused by: ")
     return line.rsplit("with exception: ", 1)[-1].partition(" SQLSTATE")[0]
 

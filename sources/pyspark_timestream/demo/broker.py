@@ -160,10 +160,10 @@ def _retrieve(cache: Path, into: Path, java: str, on_line: Callable[[str], None]
     command = [java, "-jar", str(_ivy_jar()), "-ivy", str(recipe), "-confs", "default"]
     command += ["-cache", str(cache / "ivy")]
     command += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
-    with log.open("w") as kept:
+    with log.open("w") as log_file:
 
         def keep(line: str) -> None:
-            kept.write(line)
+            log_file.write(line)
             on_line(line)
 
         failed = run_with_output(command, keep)
@@ -307,5 +307,5 @@ class KafkaProcess:
 
 def _random_id() -> str:
     # With the first bit set the id might begin with a dash, and Kafka's tool would read an option.
-    first = bytes([secrets.randbelow(128)])
-    return urlsafe_b64encode(first + secrets.token_bytes(15)).decode().rstrip("=")
+    first_byte = bytes([secrets.randbelow(128)])
+    return urlsafe_b64encode(first_byte + secrets.token_bytes(15)).decode().rstrip("=")

@@ -148,14 +148,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(given: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
     # SIGTERM raises KeyboardInterrupt, so it also ends the broker and removes its data.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        port = choose_port(given.port)
+        port = choose_port(arguments.port)
         with _broker(port) as server:
-            return _demonstrate(given, f"localhost:{port}", server)
+            return _demonstrate(arguments, f"localhost:{port}", server)
     except (NoDemo, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -223,31 +223,31 @@ def _create_broker(port: int) -> KafkaProcess:
     return KafkaProcess(fetch_jars(cache, java), directory, (port, free_port()), java=java)
 
 
-def _demonstrate(given: argparse.Namespace, address: str, server: KafkaProcess) -> int:
-    if given.topics:
-        return _serve_pages(given, address, server)
+def _demonstrate(arguments: argparse.Namespace, address: str, server: KafkaProcess) -> int:
+    if arguments.topics:
+        return _serve_pages(arguments, address, server)
     count = make_topics(address, trip_topic())[TOPIC]
     print(_format_instructions(address, count), flush=True)
-    if given.run:
+    if arguments.run:
         print("Running it (about 30 s):", flush=True)
         return subprocess.run([sys.executable, "-c", example(address)], check=False).returncode
     print("The broker runs until Ctrl-C, which also removes its data.", flush=True)
-    _wait(given.seconds, server)
+    _wait(arguments.seconds, server)
     return 0
 
 
-def _serve_pages(given: argparse.Namespace, address: str, server: KafkaProcess) -> int:
-    port = choose_port(given.registry_port, _REGISTRY_PORT, "--registry-port")
+def _serve_pages(arguments: argparse.Namespace, address: str, server: KafkaProcess) -> int:
+    port = choose_port(arguments.registry_port, _REGISTRY_PORT, "--registry-port")
     with serve_registry(port):
         with step("Making the topics of the pages", 3):
             counts = make_topics(address, page_topics())
         facts = {"address": address, "registry": f"http://localhost:{port}"}
         topics = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
         print(_TOPICS_READY.format(**facts, topics=topics), end="", flush=True)
-        for line in _list_differences(given.data, address, port):
+        for line in _list_differences(arguments.data, address, port):
             print(line)
         print("All of it runs until Ctrl-C, which also removes its data.", flush=True)
-        _wait(given.seconds, server)
+        _wait(arguments.seconds, server)
     return 0
 
 

@@ -155,7 +155,7 @@ STOPS_DESCRIPTORS: Final = b"".join(
 
 def trip_topic() -> dict[str, list[PageRecord]]:
     """Return the records of topic `trips`."""
-    return {TOPIC: [PageRecord(each.value, each.partition, each.reported_ms) for each in trips()]}
+    return {TOPIC: [PageRecord(trip.value, trip.partition, trip.reported_ms) for trip in trips()]}
 
 
 def page_topics() -> Mapping[str, list[PageRecord]]:
@@ -267,31 +267,31 @@ _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 
 def answer(path: str, subjects: Sequence[Subject] = SUBJECTS) -> Any:
     """Return the answer to a GET of `path`; None if nothing is there."""
-    parts = urlsplit(path)
-    is_serialized = parse_qs(parts.query).get("format") == ["serialized"]
+    url = urlsplit(path)
+    is_serialized = parse_qs(url.query).get("format") == ["serialized"]
     ids = dict(enumerate(subjects, 1))
-    match [unquote(each) for each in parts.path.strip("/").split("/")]:
+    match [unquote(segment) for segment in url.path.strip("/").split("/")]:
         case ["subjects"]:
-            return sorted({each.name for each in subjects})
+            return sorted({subject.name for subject in subjects})
         case ["subjects", name, "versions"]:
             return [*range(1, len(_versions(ids, name)) + 1)] or None
         case ["subjects", name, "versions", version]:
             numbers = _versions(ids, name)
-            place = len(numbers) if version == "latest" else int(version)
-            if not 0 < place <= len(numbers):
+            position = len(numbers) if version == "latest" else int(version)
+            if not 0 < position <= len(numbers):
                 return None
-            number = numbers[place - 1]
-            entry = {"subject": name, "version": place, "id": number}
+            number = numbers[position - 1]
+            entry = {"subject": name, "version": position, "id": number}
             return entry | _entry(ids[number], is_serialized)
         case ["schemas", "ids", number] if number.isdecimal() and int(number) in ids:
             return _entry(ids[int(number)], is_serialized)
         case ["schemas", "types"]:
-            return sorted({each.type for each in subjects})
+            return sorted({subject.type for subject in subjects})
     return None
 
 
 def _versions(ids: dict[int, Subject], name: str) -> list[int]:
-    return [number for number, each in ids.items() if each.name == name]
+    return [number for number, subject in ids.items() if subject.name == name]
 
 
 def _entry(subject: Subject, is_serialized: bool) -> dict[str, Any]:
@@ -392,7 +392,9 @@ def make_topics(bootstrap: str, topics: Mapping[str, Sequence[PageRecord]]) -> d
     # With the default retention the broker deletes records of a past day within minutes.
     config = {"retention.ms": "-1"}
     new_topics = [
-        NewTopic(name, 1 + max((each.partition for each in records), default=0), 1, config=config)
+        NewTopic(
+            name, 1 + max((record.partition for record in records), default=0), 1, config=config
+        )
         for name, records in topics.items()
     ]
     for name, future in admin.create_topics(new_topics).items():
@@ -400,7 +402,7 @@ def make_topics(bootstrap: str, topics: Mapping[str, Sequence[PageRecord]]) -> d
             admin.wait(future, _REQUEST_TIMEOUT_S, "create_topics")
         except KafkaException as error:
             raise NoDemo(f"topic {name} could not be created: {error.args[0].str()}") from error
-    _produce(bootstrap, ((name, each) for name, records in topics.items() for each in records))
+    _produce(bootstrap, ((name, record) for name, records in topics.items() for record in records))
     return {name: len(records) for name, records in topics.items()}
 
 

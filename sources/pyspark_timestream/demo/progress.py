@@ -30,8 +30,8 @@ class Step:
         outcome: the word printed at the end.
     """
 
-    def __init__(self, what: str, seconds: float) -> None:
-        self._what = what
+    def __init__(self, action: str, seconds: float) -> None:
+        self._action = action
         self._seconds = seconds
         self._began = time.monotonic()
         self._terminal = sys.stdout.isatty()
@@ -49,7 +49,7 @@ class Step:
     def begin(self) -> None:
         """Print what the step does."""
         if not self._terminal:
-            print(f"{self._what} (about {self._seconds:.0f} s)", flush=True)
+            print(f"{self._action} (about {self._seconds:.0f} s)", flush=True)
 
     def show(self) -> None:
         """Show the progress."""
@@ -63,7 +63,7 @@ class Step:
         """Print the outcome and the time taken."""
         result = f"{self.outcome} after {self.elapsed_s:.0f} s"
         if self._terminal:
-            self._draw(f"{self._what}: {result}")
+            self._draw(f"{self._action}: {result}")
             print()
         else:
             print(f"  {result}", flush=True)
@@ -75,7 +75,7 @@ class Step:
         bar = ("#" * round(_WIDTH * min(done, 1.0))).ljust(_WIDTH, ".")
         timing = f"{self.elapsed_s:3.0f} s of about {self._seconds:.0f} s"
         time_shown = timing if self.done is None else f"{done:4.0%} after {self.elapsed_s:.0f} s"
-        return f"[{bar}] {time_shown}  {self.detail or self._what}"
+        return f"[{bar}] {time_shown}  {self.detail or self._action}"
 
     def _draw(self, line: str) -> None:
         # A line that wraps could not be redrawn in place.
@@ -85,9 +85,9 @@ class Step:
 
 
 @contextmanager
-def step(what: str, seconds: float) -> Iterator[Step]:
-    """Show the progress of the block, which does `what` and takes about `seconds`."""
-    doing = Step(what, seconds)
+def step(action: str, seconds: float) -> Iterator[Step]:
+    """Show the progress of the block, which does `action` and takes about `seconds`."""
+    doing = Step(action, seconds)
     over = threading.Event()
 
     def show() -> None:
@@ -123,14 +123,14 @@ def run_with_output(command: Sequence[str], on_line: Callable[[str], None]) -> i
     return process.returncode
 
 
-def run(what: str, seconds: float, command: Sequence[str]) -> int:
+def run(action: str, seconds: float, command: Sequence[str]) -> int:
     """Run a command as a step and return its exit code; show its output if it fails."""
     lines: list[str] = []
-    with step(what, seconds) as doing:
+    with step(action, seconds) as doing:
 
         def keep(line: str) -> None:
             lines.append(line)
-            doing.detail = f"{what}: {line.strip()[:60]}" if line.strip() else doing.detail
+            doing.detail = f"{action}: {line.strip()[:60]}" if line.strip() else doing.detail
 
         code = run_with_output(command, keep)
         if code:

@@ -1,7 +1,7 @@
 """Windows that the source folds before Spark gets their rows (semantics 11.16 to 11.18).
 
 The tasks of the source make partial rows (`rules.window_fold`), and Spark adds these by the same
-window and key as it would the rows themselves. Here both halves are put together.
+window and key as it would the rows themselves. This module sets up both steps.
 """
 
 import math
@@ -45,7 +45,7 @@ _MOST_MEAN_SCALE: Final = 13
 """Decimals with more digits have means that Spark's own functions cannot make of a sum."""
 
 _COUNT_DIGITS: Final = 12
-"""A mean is that of less rows than a number with so many digits."""
+"""A mean is of fewer rows than the numbers with this many digits."""
 
 
 def aggregate_windows(
@@ -92,14 +92,14 @@ def aggregate_windows(
             "some rows would be in no window"
         )
     by = (by,) if isinstance(by, str) else tuple(by)
-    asked = {name: _parse_aggregate(name, given) for name, given in aggregates.items()}
-    _check_names(by, asked, event_time)
+    functions = {name: _parse_aggregate(name, aggregate) for name, aggregate in aggregates.items()}
+    _check_names(by, functions, event_time)
     rows = reader.load()
     check_times(rows, event_time)
     _check_format(rows)
     schema = read_schema(rows)
-    wanted = [part for each in asked.values() for part in _list_partials(*each)]
-    partials = tuple(dict.fromkeys(wanted))
+    needed = [partial for pair in functions.values() for partial in _list_partials(*pair)]
+    partials = tuple(dict.fromkeys(needed))
     pane_us = math.gcd(length_us, slide_us)
     fold = WindowFold(event_time, pane_us, by, partials, schema.json())
     folded = _load_folded(reader, schema, fold)
@@ -109,9 +109,9 @@ def aggregate_windows(
     grouped = advance_time(folded, event_time).groupBy(*keys, period.alias(_WINDOW))
     types = {field.name: field.dataType for field in schema.fields}
     results = []
-    for name, (function, column) in asked.items():
-        parts = [columns[part] for part in _list_partials(function, column)]
-        results.append(_merge(function, types.get(column or ""), parts).alias(name))
+    for name, (function, column) in functions.items():
+        partial_columns = [columns[partial] for partial in _list_partials(function, column)]
+        results.append(_merge(function, types.get(column or ""), partial_columns).alias(name))
     return grouped.agg(*results)
 
 
@@ -126,15 +126,15 @@ def _format_us(us: int) -> str:
     return f"{us} microseconds"
 
 
-def _parse_aggregate(name: str, given: str | Sequence[str]) -> tuple[str, str | None]:
+def _parse_aggregate(name: str, aggregate: str | Sequence[str]) -> tuple[str, str | None]:
     """Return the function and its column; None: the rows."""
-    if given == "count":
+    if aggregate == "count":
         return "count", None
-    pair = () if isinstance(given, str) else tuple(given)
+    pair = () if isinstance(aggregate, str) else tuple(aggregate)
     if len(pair) == 2 and pair[0] in _PARTIALS and isinstance(pair[1], str):
         return pair
     raise ValueError(
-        f"aggregates[{name!r}]={given!r}: accepted are 'count', and pairs such as ('sum', "
+        f"aggregates[{name!r}]={aggregate!r}: accepted are 'count', and pairs such as ('sum', "
         f"'minutes') of a function ({', '.join(_PARTIALS)}) and a column"
     )
 
@@ -158,7 +158,7 @@ def _check_names(by: Sequence[str], names: Iterable[str], event_time: str) -> No
 
 
 def _list_partials(function: str, column: str | None) -> list[Partial]:
-    return [Partial(part, column) for part in _PARTIALS[function]]
+    return [Partial(partial_function, column) for partial_function in _PARTIALS[function]]
 
 
 def _check_format(rows: DataFrame) -> None:
@@ -166,14 +166,15 @@ def _check_format(rows: DataFrame) -> None:
     if hasattr(rows, "_jdf"):
         try:
             plan: Any = rows._jdf.queryExecution().analyzed()
-            named = plan.sourceName() if rows.isStreaming else plan.table().name()
+            format_name = plan.sourceName() if rows.isStreaming else plan.table().name()
         except (Py4JError, TypeError):
-            named = "a table or a format of Spark's own"
+            format_name = "a table or a format of Spark's own"
     else:
-        named = getattr(rows._plan, "_format", None)
-    if _FORMAT not in str(named).lower():
+        format_name = getattr(rows._plan, "_format", None)
+    if _FORMAT not in str(format_name).lower():
         raise SchemaRefused(
-            f"the reader reads {named}, not format '{_FORMAT}', so nothing would fold its rows",
+            f"the reader reads {format_name}, not format '{_FORMAT}', so nothing would fold its "
+            "rows",
             f"a reader with format('{_FORMAT}') and transport 'kafka'",
             "use groupBy(...) behind advance_time",
         )
@@ -182,16 +183,24 @@ def _check_format(rows: DataFrame) -> None:
 def _load_folded(
     reader: DataStreamReader | DataFrameReader, schema: StructType, fold: WindowFold
 ) -> DataFrame:
-    """Load the partial rows, and leave the reader as it was, but for a schema that it now has."""
+    """Load the partial rows; leave the reader as it was, except that it has a schema now."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     types = {field.name: field.dataType for field in schema.fields}
-    made = fold.build_schema(arrow)
-    kept = [StructField(name, types[name]) for name in made.names[: -len(fold.partials)]]
-    added = [StructField(each.name, from_arrow_type(each.type)) for each in made][len(kept) :]
+    partial_schema = fold.build_schema(arrow)
+    key_fields = [
+        StructField(name, types[name]) for name in partial_schema.names[: -len(fold.partials)]
+    ]
+    partial_fields = [
+        StructField(field.name, from_arrow_type(field.type)) for field in partial_schema
+    ][len(key_fields) :]
     for partial in fold.partials:
         _check_text(partial, types)
     try:
-        return reader.schema(StructType([*kept, *added])).option(_OPTION, fold.to_text()).load()
+        return (
+            reader.schema(StructType([*key_fields, *partial_fields]))
+            .option(_OPTION, fold.to_text())
+            .load()
+        )
     finally:
         reader.schema(schema).option(_OPTION, "")
 
@@ -207,28 +216,30 @@ def _check_text(partial: Partial, types: Mapping[str, DataType]) -> None:
         )
 
 
-def _merge(function: str, kind: DataType | None, parts: Sequence[Column]) -> Column:
+def _merge(function: str, kind: DataType | None, partial_columns: Sequence[Column]) -> Column:
     """Return the aggregate of a group of partial rows; `kind` is its column's type."""
     if function == "count":
-        return F.coalesce(F.sum(parts[0]), F.lit(0).cast("bigint"))
+        return F.coalesce(F.sum(partial_columns[0]), F.lit(0).cast("bigint"))
     if function in ("min", "max"):
-        return F.min(parts[0]) if function == "min" else F.max(parts[0])
+        return F.min(partial_columns[0]) if function == "min" else F.max(partial_columns[0])
     if isinstance(kind, DecimalType):
         digits = min(_MOST_DIGITS, kind.precision + 10)
-        total = F.sum(parts[0]).cast(DecimalType(digits, kind.scale))
-        return total if function == "sum" else divide_as_mean(kind, total, F.sum(parts[1]))
+        total = F.sum(partial_columns[0]).cast(DecimalType(digits, kind.scale))
+        return (
+            total if function == "sum" else divide_as_mean(kind, total, F.sum(partial_columns[1]))
+        )
     if function == "sum":
-        return F.sum(parts[0])
+        return F.sum(partial_columns[0])
     # Spark adds doubles for a mean, so whole numbers of 64 bits must not go beyond their type.
-    total = F.sum(parts[0].cast("decimal(20,0)")).cast("double")
-    return total / F.nullif(F.sum(parts[1]), F.lit(0)).cast("double")
+    total = F.sum(partial_columns[0].cast("decimal(20,0)")).cast("double")
+    return total / F.nullif(F.sum(partial_columns[1]), F.lit(0)).cast("double")
 
 
 def divide_as_mean(kind: DecimalType, total: Column, count: Column) -> Column:
     """Divide as Spark's mean of decimals does: rounded once, half up, to four more digits.
 
-    Its operator `/` would round twice, or to less digits. So the whole part and the rest come
-    apart: the rest is less than the count, and has digits enough.
+    Its operator `/` would round twice, or to fewer digits. So divide the quotient and the remainder
+    separately: the remainder is less than the count, which leaves enough digits.
     """
     if kind.precision > _MOST_MEAN_DIGITS or kind.scale > _MOST_MEAN_SCALE:
         raise SchemaRefused(
@@ -238,9 +249,9 @@ def divide_as_mean(kind: DecimalType, total: Column, count: Column) -> Column:
             "ask for its sum and count and divide these, or declare it with less digits in "
             ".schema(...)",
         )
-    scale, places = kind.scale, kind.scale + 4
+    scale, mean_scale = kind.scale, kind.scale + 4
     rows = F.nullif(count, F.lit(0)).cast(DecimalType(_COUNT_DIGITS, 0))
-    rest = (total % rows).cast(DecimalType(_COUNT_DIGITS + scale, scale))
-    whole = ((total - rest) / rows).cast(DecimalType(kind.precision - scale + 1, 0))
-    part = (rest / rows).cast(DecimalType(places + 1, places))
-    return (whole + part).cast(DecimalType(kind.precision + 4, places))
+    remainder = (total % rows).cast(DecimalType(_COUNT_DIGITS + scale, scale))
+    quotient = ((total - remainder) / rows).cast(DecimalType(kind.precision - scale + 1, 0))
+    fraction = (remainder / rows).cast(DecimalType(mean_scale + 1, mean_scale))
+    return (quotient + fraction).cast(DecimalType(kind.precision + 4, mean_scale))

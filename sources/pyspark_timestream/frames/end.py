@@ -171,16 +171,16 @@ def _read_offset(end_offset: Any) -> dict[str, Any]:
     )
 
 
-def _sleep_until(deadline_s: float, poll_seconds: float, what: str) -> None:
+def _sleep_until(deadline_s: float, poll_seconds: float, shortfall: str) -> None:
     if time.monotonic() > deadline_s:
-        raise _time_out(what)
+        raise _time_out(shortfall)
     time.sleep(poll_seconds)
 
 
-def _time_out(what: str) -> TimeoutError:
+def _time_out(shortfall: str) -> TimeoutError:
     return TimeoutError(
         compose_message(
-            f"the query {what} within timeout_seconds",
+            f"the query {shortfall} within timeout_seconds",
             None,
             "see explain_time(query); a trigger with a long interval needs a longer timeout",
         )
@@ -189,8 +189,13 @@ def _time_out(what: str) -> TimeoutError:
 
 def find_directory(get_variable: Callable[[str], str | None] = os.environ.get) -> Path:
     """Return the temporary directory of a process with these environment variables."""
-    given = (get_variable(name) for name in _VARIABLES)
-    return Path(next((each for each in given if each and Path(each).is_dir()), "/tmp"))
+    directories = (get_variable(name) for name in _VARIABLES)
+    return Path(
+        next(
+            (directory for directory in directories if directory and Path(directory).is_dir()),
+            "/tmp",
+        )
+    )
 
 
 class EndRequests:

@@ -94,8 +94,10 @@ def advance_time(
         data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
     time = _require_1970(event_time, releases) if df.isStreaming else quote_name(event_time)
     marked = time.alias(event_time, metadata={_WATERMARK_KEY: keep_ms})
-    kept = [name for name in df.columns if name != "cti"]
-    return data.select(*[marked if name == event_time else quote_name(name) for name in kept])
+    data_columns = [name for name in df.columns if name != "cti"]
+    return data.select(
+        *[marked if name == event_time else quote_name(name) for name in data_columns]
+    )
 
 
 def _parse_keep(keep: str) -> int:
@@ -389,8 +391,10 @@ def _check_end(
 
 def _replace(df: DataFrame, columns: dict[str, Column]) -> DataFrame:
     """Replace some columns of `df` in place; new ones come last."""
-    kept = [columns[n].alias(n) if n in columns else quote_name(n) for n in df.columns]
-    return df.select(*kept, *[c.alias(n) for n, c in columns.items() if n not in df.columns])
+    columns_in_order = [columns[n].alias(n) if n in columns else quote_name(n) for n in df.columns]
+    return df.select(
+        *columns_in_order, *[c.alias(n) for n, c in columns.items() if n not in df.columns]
+    )
 
 
 def _shift_cti(us: int) -> Column:
@@ -447,8 +451,8 @@ def order_by_time(
     arrived = rows.mapInArrow(
         partial(_add_arrival, is_stream=df.isStreaming), StructType([*schema.fields, *arrivals])
     )
-    kept = [name for name in arrived.columns if name not in (*keys, event_time)]
-    waiting = F.collect_list(F.struct(*[quote_name(name) for name in kept]))
+    data_columns = [name for name in arrived.columns if name not in (*keys, event_time)]
+    waiting = F.collect_list(F.struct(*[quote_name(name) for name in data_columns]))
     groups = [quote_name(name) for name in dict.fromkeys((*keys, event_time))]
     released = arrived.groupBy(*groups).agg(waiting.alias(_WAITING_COLUMN))
     released = released.select(*groups, F.inline(_WAITING_COLUMN))
@@ -499,7 +503,7 @@ def add_arrival(
     the batch. Spark gives none if another thread than the query's own computes the rows, as in
     `foreachBatch` of Spark Connect.
     """
-    first = 0
+    next_row = 0
     for batch in batches:
         count = batch.num_rows
         columns, fields = list(batch.columns), list(batch.schema)
@@ -511,9 +515,9 @@ def add_arrival(
         numbers = (
             pa.repeat(pa.scalar(number or 0, pa.int64()), count),
             pa.repeat(pa.scalar(task, pa.int64()), count),
-            pa.array(np.arange(first, first + count)),
+            pa.array(np.arange(next_row, next_row + count)),
         )
-        first += count
+        next_row += count
         fields += [pa.field(name, pa.int64()) for name in ARRIVAL]
         yield pa.RecordBatch.from_arrays([*columns, *numbers], schema=pa.schema(fields))
 

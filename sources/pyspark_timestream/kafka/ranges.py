@@ -92,8 +92,8 @@ class TaskRange:
         cuts += [(offset, None, cti_us) for offset, cti_us in self.forced_ctis]
         cuts.sort(key=itemgetter(0))
         ends = [*(offset for offset, _, _ in cuts[1:]), end]
-        for (first, settings, cti_us), stop in zip(cuts, ends, strict=True):
-            yield settings, cti_us, Range(partition, first, stop)
+        for (start, settings, cti_us), stop in zip(cuts, ends, strict=True):
+            yield settings, cti_us, Range(partition, start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ def _cut(offset_range: Range, pieces: int) -> list[Range]:
     """Cut `offset_range` into consecutive ranges whose sizes differ by at most one."""
     pieces = min(pieces, offset_range.size)
     edges = [
-        offset_range.start_inclusive + offset_range.size * place // pieces
-        for place in range(pieces + 1)
+        offset_range.start_inclusive + offset_range.size * piece // pieces
+        for piece in range(pieces + 1)
     ]
     return [Range(offset_range.partition, *pair) for pair in itertools.pairwise(edges)]
 

@@ -110,7 +110,7 @@ class KafkaTransport:
         return KafkaBatchReader(options, self._project(schema))
 
     def _project(self, schema: StructType) -> Projection:
-        fold, asked = self._options.fold, to_arrow_schema(schema, timezone="UTC")
+        fold, requested = self._options.fold, to_arrow_schema(schema, timezone="UTC")
         if fold is not None:
             try:
                 schema = StructType.fromJson(json.loads(fold.columns))
@@ -121,7 +121,7 @@ class KafkaTransport:
             _refuse_collations(schema, projection.condition.columns)
         if fold is not None:
             folded = fold.build_schema(projection.schema)
-            if not folded.equals(asked):
+            if not folded.equals(requested):
                 raise _refuse_fold(f"makes the columns {folded.names}, and the schema has others")
         return projection
 
@@ -255,7 +255,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             return self._finish(offset, *self._begin(offset, readers, gone))
         group = group_name(self._options.group_prefix, offset.stream)
         plans = self._get_driver().plan_joined_batches(start, offset)
-        ranges = [each.offsets for plan in plans for each in plan.ranges]
+        ranges = [task_range.offsets for plan in plans for task_range in plan.ranges]
         joined = leave_out(plans, self._get_driver().find_recreated(offset, ranges))
         return [KafkaTask(plan, group, readers=readers) for plan in joined]
 
@@ -325,7 +325,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             self._options,
             self._projection,
             task,
-            commit=lambda _, given: states.update(given),
+            commit=lambda _, end_states: states.update(end_states),
             keep_ends=ended.update,
         )
         return _BatchRead(collect_rows(batches), ended, states)
@@ -335,19 +335,19 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
     ) -> bool:
         """Hand the rows over that were read here; return False to leave them to the task."""
         try:
-            read = reading.result()
+            result = reading.result()
         except Exception as error:
             # The task says it again, unless it helps to try again, as Spark does with tasks.
             _LOG.info("a task reads the batch, since reading it here failed: %s", error)
             return False
-        if read.rows is None:
+        if result.rows is None:
             # Its records are large, so reading such batches twice would be the rule.
             self._max_handed = _count_records(offset) // 2
-        if read.rows is None or not can_be_taken(read.rows):
+        if result.rows is None or not can_be_taken(result.rows):
             return False
-        commit = partial(_commit, self._options, task.group, read.states)
-        self._get_driver().note_end(offset, read.ended, commit)
-        self.hand_over(read.rows)
+        commit = partial(_commit, self._options, task.group, result.states)
+        self._get_driver().note_end(offset, result.ended, commit)
+        self.hand_over(result.rows)
         return True
 
     def _may_hand_over(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> bool:
@@ -409,10 +409,10 @@ class KafkaBatchReader(DataSourceReader):
         yield from read_task(self._options, self._projection, task, is_batch=True)
 
     def _bounds(
-        self, broker: Broker, listed: Sequence[Partition], asked: Sequence[Partition]
+        self, broker: Broker, listed: Sequence[Partition], requested: Sequence[Partition]
     ) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """Return the starts and ends of those partitions of `asked` that exist."""
-        options, ends = self._options, broker.ends(asked)
+        """Return the starts and ends of those `requested` partitions that exist."""
+        options, ends = self._options, broker.ends(requested)
         earliest = broker.earliest(ends)
         return (
             resolve_starts(options, earliest, ends, broker.offsets_at, listed),
@@ -426,8 +426,8 @@ def _count_records(offset: StreamOffset) -> int:
 
 def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
     """Restrict `offset` to one task's partitions, because an offset of many partitions is large."""
-    own = {task_range.offsets.partition for task_range in plan.ranges}
-    partitions = {partition: offset.partitions[partition] for partition in own}
+    task_partitions = {task_range.offsets.partition for task_range in plan.ranges}
+    partitions = {partition: offset.partitions[partition] for partition in task_partitions}
     return StreamOffset(offset.stream, offset.settings, offset.starts, partitions)
 
 
@@ -471,15 +471,15 @@ def read_task(
         options = with_readers(options, task.readers)
     ended: dict[Partition, RangeEnd] = {}
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
-    whole = [task_range for task_range in task.plan.ranges if task_range.is_whole]
-    spans = [task_range.offsets for task_range in whole if task_range.offsets.size]
+    unbroken = [task_range for task_range in task.plan.ranges if task_range.is_whole]
+    spans = [task_range.offsets for task_range in unbroken if task_range.offsets.size]
     needs = required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire(patient, task.group) as reader:
-        read: ReadRange = reader.read
+        read_range: ReadRange = reader.read
         if len(spans) > 1:
-            read = prefetch_small_ranges(patient, task.group, spans, needs, read)
-        rows = run_task(options, projection, task.plan, read, ended.__setitem__)
+            read_range = prefetch_small_ranges(patient, task.group, spans, needs, read_range)
+        rows = run_task(options, projection, task.plan, read_range, ended.__setitem__)
         if options.fold is not None:
             rows = fold_rows(options.fold, projection.schema, rows)
         yield from rows

@@ -1,4 +1,4 @@
-"""Asks the schema registry, and fixes the schemas that a query reads by at its first start.
+"""Asks the schema registry, and fixes a query's reader schemas at its first start.
 
 confluent-kafka's client waits forever by default, and its time-out only limits the wait for the
 next piece of an answer. Here a request has one limit for all its tries and the pauses between them.
@@ -7,7 +7,7 @@ A schema never changes under its id, so a process keeps each one. A running quer
 registry is down, until a record names an id that is new to the process. The latest schema of a
 subject is asked for each time.
 
-After its first start a query keeps the schemas that it reads by (semantics 13.7).
+After its first start a query keeps its reader schemas (semantics 13.7).
 """
 
 import base64
@@ -113,11 +113,11 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
     >>> read_retry_after({"retry-after": "3"})
     3.0
     """
-    given = headers.get("retry-after", "").strip()
-    if given.isdecimal():
-        return min(float(given), _MAX_WAIT_S)
+    value = headers.get("retry-after", "").strip()
+    if value.isdecimal():
+        return min(float(value), _MAX_WAIT_S)
     try:
-        until, now = (parsedate_to_datetime(each) for each in (given, headers.get("date", "")))
+        until, now = (parsedate_to_datetime(text) for text in (value, headers.get("date", "")))
         seconds = (until - now).total_seconds()
     except (TypeError, ValueError):
         return None
@@ -174,17 +174,17 @@ def _choose_advice(status: int, code: int) -> str:
 
 def _explain_no_answer(error: BaseException) -> _Reason:
     chain = list(walk_causes(error))
-    names = {type(each).__name__ for each in chain}
+    names = {type(cause).__name__ for cause in chain}
     if "OAuthTokenError" in names:
         return _Reason(f"no token could be had for it ({error})", _TOKEN)
-    for each in chain:
-        if isinstance(each, ssl.SSLError):
-            return _Reason(f"the encrypted connection failed ({each})", _CERTIFICATE)
-        if isinstance(each, ConnectionRefusedError):
+    for cause in chain:
+        if isinstance(cause, ssl.SSLError):
+            return _Reason(f"the encrypted connection failed ({cause})", _CERTIFICATE)
+        if isinstance(cause, ConnectionRefusedError):
             return _Reason("the connection was refused", _NETWORK)
-        if isinstance(each, socket.gaierror):
+        if isinstance(cause, socket.gaierror):
             return _Reason("its name is unknown", _NETWORK)
-        if isinstance(each, TimeoutError) or type(each).__name__.endswith("Timeout"):
+        if isinstance(cause, TimeoutError) or type(cause).__name__.endswith("Timeout"):
             return _Reason("it did not answer in time", _SLOW)
     if isinstance(error, ValueError):
         return _Reason(f"its answer is not JSON ({error})", _NO_REGISTRY)
@@ -230,8 +230,8 @@ _FORMS: Final = {"protobuf": "serialized"}
 class _Client:
     """Asks the schema registry for one schema and its references.
 
-    It is not kept: a process asks only once for each id, and confluent-kafka's client caches
-    answers without regard to their format.
+    Each request creates a new client: a process asks only once for each id, and confluent-kafka's
+    client caches answers without regard to their format.
 
     Raises:
         MissingExtra: confluent-kafka's client is not installed.
@@ -352,9 +352,9 @@ class _Client:
 
 
 class _Watcher:
-    """Watches the answers to one client: waits as they ask, and notes redirects.
+    """Watches the answers to one client: waits as long as they ask, and notes redirects.
 
-    confluent-kafka's client does neither: it makes pauses of its own and ignores redirects.
+    confluent-kafka's client does neither: it chooses its own pauses and ignores redirects.
     """
 
     def __init__(self, retries: int, limit_s: float) -> None:
@@ -408,12 +408,12 @@ def request_limit_s(settings: Mapping[str, str]) -> float:
     >>> request_limit_s({"url": "http://a"})
     32.5
     """
-    given = {**_DEFAULTS, **settings}
-    tries = int(given["max.retries"]) + 1
-    first_ms, most_ms = int(given["retries.wait.ms"]), int(given["retries.max.wait.ms"])
+    config = {**_DEFAULTS, **settings}
+    tries = int(config["max.retries"]) + 1
+    first_ms, most_ms = int(config["retries.wait.ms"]), int(config["retries.max.wait.ms"])
     pauses_ms = sum(min(first_ms << min(number, 30), most_ms) for number in range(tries - 1))
-    addresses = len(given["url"].split(","))
-    return _SPARE_S + addresses * (tries * float(given["timeout"]) + pauses_ms / 1000)
+    addresses = len(config["url"].split(","))
+    return _SPARE_S + addresses * (tries * float(config["timeout"]) + pauses_ms / 1000)
 
 
 def _client_config(settings: Mapping[str, str]) -> dict[str, Any]:
@@ -458,17 +458,17 @@ class SchemaRegistry:
 
     Args:
         settings: the client's configuration, as `read_registry_settings` returns it.
-        known: (format, context, id) -> a schema that need not be fetched, such as the reader's. It
-            helps new workers, which know no other: Spark replaces one that was idle for a minute.
+        schemas: (format, context, id) -> a schema that need not be fetched, such as the reader's.
+            This helps new workers, which have none: Spark replaces a worker after an idle minute.
     """
 
     def __init__(
         self,
         settings: Mapping[str, str],
-        known: Mapping[tuple[str, str, int | bytes], RegisteredSchema] | None = None,
+        schemas: Mapping[tuple[str, str, int | bytes], RegisteredSchema] | None = None,
     ) -> None:
         self._settings = dict(settings)
-        self._known = dict(known or {})
+        self._schemas = dict(schemas or {})
 
     def __repr__(self) -> str:
         """Show only the address, because other settings are secret."""
@@ -495,15 +495,15 @@ class SchemaRegistry:
                 the schema.
         """
         context = find_context(subject)
-        if (format, context, key) in self._known:
-            return self._known[format, context, key]
-        place = (*sorted(self._settings.items()), format, context, key)
+        if (format, context, key) in self._schemas:
+            return self._schemas[format, context, key]
+        cache_key = (*sorted(self._settings.items()), format, context, key)
         with _lock:
-            if place not in _SCHEMAS:
+            if cache_key not in _SCHEMAS:
                 with closing(_Client(self._settings, format)) as client:
                     registered = client.get_schema(key, subject if context else None)
-                    _SCHEMAS[place] = _read(client, key, registered, _describe_key(key))
-            return _SCHEMAS[place]
+                    _SCHEMAS[cache_key] = _read(client, key, registered, _describe_key(key))
+            return _SCHEMAS[cache_key]
 
     def fetch_latest(self, subject: str, format: str) -> RegisteredSchema:
         """Ask for the latest schema of `subject`, and return it with its id as `key`.
@@ -516,8 +516,8 @@ class SchemaRegistry:
             target = _describe_version(subject, "latest")
             if not isinstance(latest.schema_id, int):
                 raise client.error(target, _Reason("its answer lacks an id", _NO_REGISTRY))
-            read = _read(client, latest.schema_id, latest.schema, target)
-        return read._replace(subject=subject, version=latest.version)
+            schema = _read(client, latest.schema_id, latest.schema, target)
+        return schema._replace(subject=subject, version=latest.version)
 
 
 def _read(client: _Client, key: int | bytes, schema: Any, target: str) -> RegisteredSchema:
@@ -529,10 +529,10 @@ def _read(client: _Client, key: int | bytes, schema: Any, target: str) -> Regist
 
     def collect(outer: Any) -> None:
         for reference in outer.references or ():
-            place = (reference.name, reference.subject, reference.version)
-            if place in visited:
+            reference_key = (reference.name, reference.subject, reference.version)
+            if reference_key in visited:
                 continue
-            visited.add(place)
+            visited.add(reference_key)
             target = _describe_version(reference.subject, reference.version)
             if len(visited) > _MAX_REFERENCES:
                 problem = f"it is one of more than {_MAX_REFERENCES} references of a schema"
@@ -554,37 +554,37 @@ def load_schemas(options: Read) -> Read:
     texts = dict(options.schema_texts)
     for rules in (options.value_rules, options.key_rules):
         for attribute in ("schema", "reader_schema"):
-            given, name = getattr(rules, attribute), rules.option_name(attribute)
-            if given is not None and given.strip().lower() != LATEST_SCHEMA and name not in texts:
-                texts[name] = _load_schema(rules, name, given)
+            value, name = getattr(rules, attribute), rules.option_name(attribute)
+            if value is not None and value.strip().lower() != LATEST_SCHEMA and name not in texts:
+                texts[name] = _load_schema(rules, name, value)
     return replace(options, schema_texts=texts)
 
 
-def _load_schema(rules: PayloadRules, name: str, given: str) -> str:
+def _load_schema(rules: PayloadRules, name: str, value: str) -> str:
     """Return JSON for Avro, or a descriptor set in base64 for Protobuf."""
     if rules.format == "protobuf":
-        content = _read_file(name, given)
+        content = _read_file(name, value)
         try:
             # Normalize, so that another compilation of the same schema gives the same text.
             return base64.b64encode(normalize(content, rules.message or "")).decode()
         except SchemaRefused as error:
-            raise _error(name, f"'{given}': {error}") from None
-    if is_schema_text(given):
-        what, text = "its text", given
+            raise _error(name, f"'{value}': {error}") from None
+    if is_schema_text(value):
+        origin, text = "its text", value
     else:
-        what = f"'{given}'"
+        origin = f"'{value}'"
         try:
-            text = _read_file(name, given).decode("utf-8-sig")
+            text = _read_file(name, value).decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise _error(name, f"{what} is not UTF-8") from None
+            raise _error(name, f"{origin} is not UTF-8") from None
     try:
         json.loads(text)
     except (RecursionError, ValueError) as error:
-        raise _error(name, f"{what} is not JSON ({error})") from None
+        raise _error(name, f"{origin} is not JSON ({error})") from None
     try:
         parse_schema(text)
     except ValueError as error:
-        raise _error(name, f"{what}: {error}") from None
+        raise _error(name, f"{origin}: {error}") from None
     return text
 
 
@@ -597,7 +597,7 @@ def _read_file(name: str, path: str) -> bytes:
 
 
 def _error(name: str, problem: str) -> OptionError:
-    (spec,) = (each for each in option_specs(PayloadOptions).values() if each.name == name)
+    (spec,) = (spec for spec in option_specs(PayloadOptions).values() if spec.name == name)
     return OptionError(name, problem, spec.parser.accepts, "correct it")
 
 
@@ -606,7 +606,7 @@ _FIRST_MESSAGE: Final = (0,)
 
 
 def fix_readers(options: Read, recorded: Mapping[str, ReaderSchema]) -> Read:
-    """Return `options` with the schemas that values and keys are read by.
+    """Return `options` with the readers' schemas of values and keys.
 
     `recorded` has the schemas that an earlier start recorded; the first start takes a subject's
     latest schema.
@@ -629,10 +629,10 @@ def with_readers(options: Read, readers: Mapping[str, ReaderSchema]) -> Read:
     registered = {}
     for rules in (options.value_rules, options.key_rules):
         reader = readers.get(rules.side)
-        for each in () if reader is None else reader.versions():
-            if each.registered is not None:
-                place = rules.format, find_context(each.subject), each.registered.key
-                registered[place] = each.registered
+        for version in () if reader is None else reader.versions():
+            if version.registered is not None:
+                cache_key = rules.format, find_context(version.subject), version.registered.key
+                registered[cache_key] = version.registered
     source = SchemaRegistry(options.registry, registered) if options.registry else None
     return replace(options, readers=readers, source=source)
 
@@ -647,11 +647,11 @@ def _find_reader(
     assert rules.subject is not None, "the options name the subject of the latest schema"
     if recorded is None or recorded.schema_id is None:
         registered = source.fetch_latest(rules.subject, rules.format)
-        place = registered.subject, registered.version
+        origin = registered.subject, registered.version
     else:
         registered = source.fetch_schema(recorded.schema_id, rules.format, recorded.subject)
-        place = recorded.subject, recorded.version
-    reader = _place_reader(rules, registered, *place)
+        origin = recorded.subject, recorded.version
+    reader = _place_reader(rules, registered, *origin)
     if recorded is None or recorded.newer is None:
         return reader
     newer = _find_reader(rules, source, recorded.newer)
@@ -688,8 +688,8 @@ def add_newer_readers(
         reader = options.readers.get(rules.side)
         if source is None or reader is None or rules.format != "avro":
             continue
-        *_, last = reader.versions()
-        if last.schema_id is None or last.subject is None:
+        *_, last_version = reader.versions()
+        if last_version.schema_id is None or last_version.subject is None:
             continue
         try:
             options = _add_newer_reader(options, rules, source, can_read, fits)
@@ -699,7 +699,7 @@ def add_newer_readers(
             _LOG.warning(
                 "the latest schema of subject '%s' cannot be used, so %ss are read by schema %s "
                 "alone, as before (%s)",
-                last.subject, rules.side, last.schema_id, error,
+                last_version.subject, rules.side, last_version.schema_id, error,
             )  # fmt: skip
     return options
 
@@ -712,10 +712,10 @@ def _add_newer_reader(
     fits: Callable[[Read], bool],
 ) -> Read:
     reader = options.readers[rules.side]
-    *_, last = reader.versions()
-    assert last.subject is not None, "the caller leaves out what is of no subject"
-    newest = source.fetch_latest(last.subject, rules.format)
-    if newest.key == last.schema_id or newest.type.lower() != rules.format:
+    *_, last_version = reader.versions()
+    assert last_version.subject is not None, "the caller leaves out what is of no subject"
+    newest = source.fetch_latest(last_version.subject, rules.format)
+    if newest.key == last_version.schema_id or newest.type.lower() != rules.format:
         return options
     if can_read(options, rules.side, inline_references(newest)):
         return options
@@ -725,7 +725,7 @@ def _add_newer_reader(
         return options
     _LOG.warning(
         "%ss that schema %s cannot read are read by schema %s from now on, version %s of '%s'",
-        rules.side, last.schema_id, newer.schema_id, newer.version, newer.subject,
+        rules.side, last_version.schema_id, newer.schema_id, newer.version, newer.subject,
     )  # fmt: skip
     return with_readers(options, {**options.readers, rules.side: _append(reader, newer)})
 
@@ -759,7 +759,7 @@ def _create_reader(text: str, message: str) -> ReaderSchema:
 
 
 def check_recorded(rules: PayloadRules, now: ReaderSchema, recorded: ReaderSchema | None) -> None:
-    """Check that a schema is the recorded one: another would change rows in mid-stream."""
+    """Check that a schema is the recorded one: another schema would change rows in mid-stream."""
     if recorded is None or recorded.fingerprint == now.fingerprint:
         return
     name = rules.option_name("subject")

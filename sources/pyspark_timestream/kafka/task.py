@@ -63,7 +63,7 @@ def run_task(
     options: KafkaOptions,
     projection: Projection,
     plan: TaskPlan,
-    read: ReadRange,
+    read_range: ReadRange,
     keep_end: Callable[[Partition, RangeEnd], None],
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of the task, and pass the state at each range's end to `keep_end`.
@@ -71,10 +71,10 @@ def run_task(
     Raises:
         ViolationFound: the options let an event or value fail the query.
     """
-    run = _TaskRun(options, projection, plan, read)
+    run = _TaskRun(options, projection, plan, read_range)
     yield from run.show_cti(plan.first_cti_us, run.unshown_us)
-    for place, task_range in enumerate(plan.ranges):
-        yield from run.read_range(place, task_range)
+    for index, task_range in enumerate(plan.ranges):
+        yield from run.read_range(index, task_range)
         keep_end(task_range.offsets.partition, run.range_end)
     yield from run.show_cti(plan.last_cti_us, run.watermark.emitted_us)
 
@@ -90,9 +90,9 @@ class _TaskRun:
     """
 
     def __init__(
-        self, options: KafkaOptions, projection: Projection, plan: TaskPlan, read: ReadRange
+        self, options: KafkaOptions, projection: Projection, plan: TaskPlan, read_range: ReadRange
     ) -> None:
-        self._projection, self._read = projection, read
+        self._projection, self._read_range = projection, read_range
         self._options, self._first = options, (options, required_columns(options, projection))
         self._has_ctis = projection.requests("cti")
         own_us = tuple(task_range.state.cti_us for task_range in plan.ranges)
@@ -107,10 +107,10 @@ class _TaskRun:
         if self._has_ctis and cti_us is not None and (shown_us is None or cti_us > shown_us):
             yield build_cti_rows(self._projection, np.array([cti_us]))
 
-    def read_range(self, place: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a range; `place` is the index of its partition in the task."""
+    def read_range(self, index: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a range; `index` is that of its partition in the task."""
         (self._options, columns), partition = self._first, task_range.offsets.partition
-        state = _find_start_state(self._options, task_range, self._read)
+        state = _find_start_state(self._options, task_range, self._read_range)
         malformed_values = NO_MALFORMED_VALUES
         for settings, forced_us, offset_range in task_range.split():
             if settings is not None:
@@ -118,28 +118,28 @@ class _TaskRun:
                 state = change_clock(state, self._options, changed)
                 self._options, columns = changed, required_columns(changed, self._projection)
                 if state.cti_us != before_us:
-                    yield from self._prove(place, np.array([state.cti_us]))
+                    yield from self._prove(index, np.array([state.cti_us]))
             options = self._options
             if forced_us is not None:
                 state = raise_cti(state, forced_us)
-                yield from self._prove(place, np.array([state.cti_us]))
-            for block in _read_to_end(options, state, offset_range, columns, self._read):
+                yield from self._prove(index, np.array([state.cti_us]))
+            for block in _read_to_end(options, state, offset_range, columns, self._read_range):
                 before = state
                 with _locate_refusals(partition, block):
                     state, processed = self._process(state, partition, block)
                 malformed_values += _count_malformed(processed, before, state)
                 _fail_on_violation(options, processed)
                 _warn_of_marks(options, processed)
-                yield from self._deliver(place, processed)
+                yield from self._deliver(index, processed)
                 if options.rules.is_at_end(state.cti_us):
                     break
         self.range_end = RangeEnd(state, malformed_values)
         end_us = task_range.end_cti_us
         if end_us is not None and (state.cti_us is None or end_us > state.cti_us):
-            yield from self._prove(place, np.array([end_us]))
+            yield from self._prove(index, np.array([end_us]))
 
-    def _prove(self, place: int, ctis_us: Instants) -> Iterator[pa.RecordBatch]:
-        _, rows_us = self.watermark.advance(place, ctis_us)
+    def _prove(self, index: int, ctis_us: Instants) -> Iterator[pa.RecordBatch]:
+        _, rows_us = self.watermark.advance(index, ctis_us)
         if self._has_ctis and len(rows_us):
             yield build_cti_rows(self._projection, rows_us)
 
@@ -157,17 +157,17 @@ class _TaskRun:
         after, result = step(options.rules, state, payload.events, payload.marks)
         return after, ProcessedBlock(partition, block, payload, result)
 
-    def _deliver(self, place: int, processed: ProcessedBlock) -> Iterator[pa.RecordBatch]:
+    def _deliver(self, index: int, processed: ProcessedBlock) -> Iterator[pa.RecordBatch]:
         """Return the rows of a block, with the CTI rows that it lets the task prove."""
         result = processed.result
-        places, rows_us = self.watermark.advance(place, result.cti_us)
-        after = result.cti_index[places]
+        positions, rows_us = self.watermark.advance(index, result.cti_us)
+        after = result.cti_index[positions]
         if not self._has_ctis:
             after, rows_us = after[:0], rows_us[:0]
         if result.inside is None or result.inside.any():
             keep = _select_rows(self._options, processed)
-            wanted = find_wanted(self._projection, processed)
-            keep = keep if wanted is None else keep & wanted
+            requested_rows = find_wanted(self._projection, processed)
+            keep = keep if requested_rows is None else keep & requested_rows
             if self._options.fold is None:
                 yield interleave_ctis(self._projection, processed, keep, after, rows_us)
                 return
@@ -207,11 +207,11 @@ def _read_to_end(
     state: PartitionState,
     offset_range: Range,
     columns: ColumnSet,
-    read: ReadRange,
+    read_range: ReadRange,
 ) -> Iterable[RecordBlock]:
     """Return the records of a range; none if the partition has reached `endingCti`."""
     has_more = offset_range.size and not options.rules.is_at_end(state.cti_us)
-    return read(offset_range, columns) if has_more else ()
+    return read_range(offset_range, columns) if has_more else ()
 
 
 @contextmanager
@@ -227,30 +227,30 @@ def _locate_refusals(partition: Partition, block: RecordBlock) -> Iterator[None]
 
 
 def _find_start_state(
-    options: KafkaOptions, task_range: TaskRange, read: ReadRange
+    options: KafkaOptions, task_range: TaskRange, read_range: ReadRange
 ) -> PartitionState:
     """Return the clock before the first record to deliver, reading the warm-up range if any."""
     if task_range.warm_up is None:
         return task_range.state
-    return compute_end_state(options, TaskRange(task_range.warm_up, task_range.state), read)
+    return compute_end_state(options, TaskRange(task_range.warm_up, task_range.state), read_range)
 
 
 def compute_end_state(
-    options: KafkaOptions, task_range: TaskRange, read: ReadRange
+    options: KafkaOptions, task_range: TaskRange, read_range: ReadRange
 ) -> PartitionState:
     """Read the range for the clock only, and return the partition's state after it."""
     state = task_range.state
-    for after, _ in follow_clock(options, task_range, read):
+    for after, _ in follow_clock(options, task_range, read_range):
         state = after
     return state
 
 
 def follow_clock(
-    options: KafkaOptions, task_range: TaskRange, read: ReadRange
+    options: KafkaOptions, task_range: TaskRange, read_range: ReadRange
 ) -> Iterator[tuple[PartitionState, Instants]]:
     """Return, for each block of the range, the partition's clock after it and the block's CTIs."""
     state, columns = task_range.state, required_columns(options, None)
-    for block in _read_to_end(options, state, task_range.offsets, columns, read):
+    for block in _read_to_end(options, state, task_range.offsets, columns, read_range):
         with _locate_refusals(task_range.offsets.partition, block):
             payload = read_payload(options, None, block)
         state, result = step(options.rules, state, payload.events, payload.marks)
@@ -307,14 +307,14 @@ def _fail_on_violation(options: KafkaOptions, processed: ProcessedBlock) -> None
             f"{name_any(others)} to go on"
         )
     if failure.kind == "mark":
-        what = f"mark in header '{options.cti_header}' cannot be read"
+        event = f"mark in header '{options.cti_header}' cannot be read"
     elif failure.kind == "malformed":
-        what = f"event is malformed ({_describe_expected(options)})"
+        event = f"event is malformed ({_describe_expected(options)})"
     else:
-        what = f"event has event time {format_instant(failure.event_us)}, before"
+        event = f"event has event time {format_instant(failure.event_us)}, before"
     others = (name for name, policy in POLICIES.items() if not policy.fails)
     raise ViolationFound(
-        f"{where}: the {what}; the CTI in force is {cti}, and option 'violationPolicy' is "
+        f"{where}: the {event}; the CTI in force is {cti}, and option 'violationPolicy' is "
         f"'{options.policy}'; use {name_any(others)} to go on, or a larger 'ctiDelay'"
     )
 

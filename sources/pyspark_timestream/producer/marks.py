@@ -70,8 +70,8 @@ class Writer:
 
     def close_mark(self, time_us: int | None) -> Headers:
         """Return the headers that end this writer; `time_us` is the last time it noted, if any."""
-        last = self.mark(time_us) if time_us is not None else self._writer_headers()
-        return [*last, (f"{self.header}-close", b"true")]
+        headers = self.mark(time_us) if time_us is not None else self._writer_headers()
+        return [*headers, (f"{self.header}-close", b"true")]
 
     def _writer_headers(self) -> Headers:
         return [(f"{self.header}-writer", self.name.encode())]

@@ -51,14 +51,14 @@ class DeliveryReports:
         if error is not None:
             self.fail(self.describe_failure(f"partition {message.partition()}: {error.str()}"))
 
-    def combine_with(self, other: Report | None) -> Report:
-        """Return a report callback that also calls `other`."""
-        if other is None:
+    def combine_with(self, callback: Report | None) -> Report:
+        """Return a report callback that also calls `callback`."""
+        if callback is None:
             return self.record_report
 
         def both(error: Any, message: Any) -> None:
             self.record_report(error, message)
-            other(error, message)
+            callback(error, message)
 
         return both
 
@@ -87,8 +87,8 @@ class DeliveryReports:
     def _describe_unreachable(self) -> str:
         failures = self._log.recent_failures(_RECENT_FAILURES_S)
         reasons = ", ".join(
-            f"{address}: {each.reason}" if address else each.reason
-            for address, each in failures.items()
+            f"{address}: {failure.reason}" if address else failure.reason
+            for address, failure in failures.items()
         )
         return f" ({reasons})" if reasons else ""
 
@@ -195,13 +195,13 @@ class _Patience:
     """Ends a wait after `limit_s` seconds without a change."""
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s, self._seen, self._since_s = limit_s, object(), time.monotonic()
+        self._limit_s, self._state, self._since_s = limit_s, object(), time.monotonic()
 
-    def is_over(self, seen: object) -> bool:
-        """Return whether `seen` has stayed the same for longer than the limit."""
+    def is_over(self, state: object) -> bool:
+        """Return whether `state` has stayed the same for longer than the limit."""
         now_s = time.monotonic()
-        if seen != self._seen:
-            self._seen, self._since_s = seen, now_s
+        if state != self._state:
+            self._state, self._since_s = state, now_s
         return now_s - self._since_s > self._limit_s
 
 

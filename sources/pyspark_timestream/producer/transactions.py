@@ -108,8 +108,8 @@ class Requests:
                 return
             if cause.code() >= 0 and not failures:
                 raise self.failure(error, action, may_repeat=False) from None
-            asked = f"{self._where} ({self._text(cause)})"
-            unreached = no_answer_error(self._config, failures, spent_s, asked, self._prefix)
+            target = f"{self._where} ({self._text(cause)})"
+            unreached = no_answer_error(self._config, failures, spent_s, target, self._prefix)
             # A client that sat through a restart may keep its timeouts though the brokers are back.
             unreached.may_repeat = self._is_connected
             raise unreached from None
@@ -272,12 +272,12 @@ def read_entries(
         names = requests.run(groups.list_names, _READ)
         tasks = {name: task for name in names if (task := find_task(name)) is not None}
         # Ask for all groups at once, and again only for those that fail.
-        asked: dict[str, Any] = {
+        in_flight: dict[str, Any] = {
             name: requests.run(partial(groups.ask, name), _READ) for name in tasks
         }
 
         def read(name: str) -> tuple[int, str | None]:
-            return groups.read(asked.pop(name, None) or groups.ask(name))
+            return groups.read(in_flight.pop(name, None) or groups.ask(name))
 
         return {task: requests.run(partial(read, name), _READ) for name, task in tasks.items()}
 
@@ -290,13 +290,13 @@ class _Groups:
         self._asked = None if topic is None else [TopicPartition(topic, 0)]
 
     def list_names(self) -> list[str]:
-        asked = self._client.list_consumer_groups(request_timeout=STEP_TIMEOUT_S)
-        listed = self._client.wait(asked, STEP_TIMEOUT_S, "list_consumer_groups")
+        request = self._client.list_consumer_groups(request_timeout=STEP_TIMEOUT_S)
+        listed = self._client.wait(request, STEP_TIMEOUT_S, "list_consumer_groups")
         for error in listed.errors:
             # A broker does not answer, and it may have one of our groups. confluent-kafka returns a
             # KafkaError, which is no exception, or a KafkaException.
             raise KafkaException(error) if isinstance(error, KafkaError) else error
-        return [each.group_id for each in listed.valid]
+        return [group.group_id for group in listed.valid]
 
     def ask(self, name: str) -> Future[ConsumerGroupTopicPartitions]:
         request = ConsumerGroupTopicPartitions(name, self._asked)
@@ -311,11 +311,13 @@ class _Groups:
         """Return the greatest committed offset in the answer, and its metadata."""
         name = "list_consumer_group_offsets"
         committed: tuple[int, str | None] = (_NONE, None)
-        for each in self._client.wait(answer, STEP_TIMEOUT_S, name).topic_partitions or ():
-            if each.error is not None:
-                raise KafkaException(each.error)
-            if int(each.offset) > committed[0]:
-                committed = int(each.offset), each.metadata
+        for committed_offset in (
+            self._client.wait(answer, STEP_TIMEOUT_S, name).topic_partitions or ()
+        ):
+            if committed_offset.error is not None:
+                raise KafkaException(committed_offset.error)
+            if int(committed_offset.offset) > committed[0]:
+                committed = int(committed_offset.offset), committed_offset.metadata
         return committed
 
 
@@ -398,9 +400,9 @@ class BatchTransaction:
             # A batch that runs again may name its topics in another order.
             with _open_groups(self._client, None) as (groups, requests):
                 return requests.run(lambda: groups.read(groups.ask(self._group_name)), _READ)
-        asked = [TopicPartition(self._topic, 0)]
+        partitions = [TopicPartition(self._topic, 0)]
         (entry,) = self._requests.run(
-            lambda: self._group.committed(asked, timeout=STEP_TIMEOUT_S), _READ
+            lambda: self._group.committed(partitions, timeout=STEP_TIMEOUT_S), _READ
         )
         if entry.error is not None:
             raise self._requests.failure(entry.error, _READ)
@@ -427,9 +429,9 @@ class BatchTransaction:
             self._sent_to.append(topic)
         chunk = limit_chunk(len(messages), size_bytes, self._max_queued)
         for start in range(0, len(messages), chunk):
-            part = list(messages[start : start + chunk])
-            self._make_room(len(part), size_bytes * len(part) // len(messages))
-            self._produce(topic, part, "send a row")
+            chunk_messages = list(messages[start : start + chunk])
+            self._make_room(len(chunk_messages), size_bytes * len(chunk_messages) // len(messages))
+            self._produce(topic, chunk_messages, "send a row")
 
     def _make_room(self, count: int, size_bytes: int) -> None:
         """Wait until the records fit into the client's queue, so that it refuses none."""
@@ -467,7 +469,7 @@ class BatchTransaction:
         """Send a record with these headers and no key or value to every partition."""
         assert self._topic is not None
         partitions = self._list_partitions(self._topic)
-        marks = [{"partition": each, "headers": headers} for each in partitions]
+        marks = [{"partition": partition, "headers": headers} for partition in partitions]
         self._produce(self._topic, marks, "send a mark")
 
     def _list_partitions(self, topic: str) -> range:
@@ -486,9 +488,9 @@ class BatchTransaction:
         Raises:
             DeliveryFailed: the commit failed, or, after a timeout, may have failed.
         """
-        written = TopicPartition(self._topic or self._sent_to[0], 0, offset, metadata)
+        entry = TopicPartition(self._topic or self._sent_to[0], 0, offset, metadata)
         group = self._requests.run(self._group.consumer_group_metadata, "find the group")
-        self._transaction.commit(written, group)
+        self._transaction.commit(entry, group)
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -60,15 +60,15 @@ class GeneratedCtis:
 def generate_ctis(
     rules: TimeRules,
     state: PartitionState,
-    places: Instants,
+    rows: Instants,
     times: Instants,
     proposals: Proposals,
 ) -> GeneratedCtis:
-    """Run the generator over a block; `places` and `times` are those of its counted events."""
+    """Run the generator over a block; `rows` and `times` are those of its counted events."""
     cti_us = instant_or_sentinel(state.cti_us)
     rising = _find_rising(cti_us, proposals)
     if rules.every_events is not None or rules.every_us is not None:
-        return _interleave(rules, state, places, times, proposals, rising)
+        return _interleave(rules, state, rows, times, proposals, rising)
     # No generated CTI comes between them, so each rising proposal takes effect.
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     effective[rising] = True
@@ -80,7 +80,7 @@ def generate_ctis(
 def _interleave(
     rules: TimeRules,
     state: PartitionState,
-    places: Instants,
+    rows: Instants,
     times: Instants,
     proposals: Proposals,
     rising: Instants,
@@ -88,35 +88,35 @@ def _interleave(
     """Generate CTIs between the `rising` proposals.
 
     Each round generates CTIs over the next `ahead` proposals as if none of these took effect, and
-    cuts the result at the first that does.
+    cuts the result at the first that does, the winner.
     """
     cti_us = instant_or_sentinel(state.cti_us)
     count, base_us = state.count, state.base_us
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
-    indices, ctis, begin, at, ahead = [], [], 0, 0, 1
-    ends = np.searchsorted(places, proposals.cuts[rising]).tolist()
-    while at < len(rising):
-        some = rising[at : at + ahead]
-        end = ends[at + len(some) - 1]
+    indices, ctis, begin, position, ahead = [], [], 0, 0, 1
+    ends = np.searchsorted(rows, proposals.cuts[rising]).tolist()
+    while position < len(rising):
+        some = rising[position : position + ahead]
+        end = ends[position + len(some) - 1]
         index, us, more, later_us = _generate_segment(
-            rules, cti_us, count, base_us, places[begin:end], times[begin:end]
+            rules, cti_us, count, base_us, rows[begin:end], times[begin:end]
         )
-        first, generated = _find_first_effective(cti_us, index, us, proposals, some)
+        winner, generated = _find_first_effective(cti_us, index, us, proposals, some)
         indices.append(index[:generated])
         ctis.append(us[:generated])
-        if first is None:
+        if winner is None:
             # None took effect: try twice as many in the next round.
-            begin, at, ahead = end, at + len(some), 2 * ahead
+            begin, position, ahead = end, position + len(some), 2 * ahead
             cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, more, later_us
             continue
-        cti_us, count = int(proposals.us[some[first]]), 0
+        cti_us, count = int(proposals.us[some[winner]]), 0
         base_us = base_us if rules.every_us is None else cti_us
-        effective[some[first]] = True
-        indices.append(proposals.cuts[some[first : first + 1]] - 1)
-        ctis.append(proposals.us[some[first : first + 1]])
-        begin, at, ahead = ends[at + first], at + first + 1, first + 1
+        effective[some[winner]] = True
+        indices.append(proposals.cuts[some[winner : winner + 1]] - 1)
+        ctis.append(proposals.us[some[winner : winner + 1]])
+        begin, position, ahead = ends[position + winner], position + winner + 1, winner + 1
     index, us, count, base_us = _generate_segment(
-        rules, cti_us, count, base_us, places[begin:], times[begin:]
+        rules, cti_us, count, base_us, rows[begin:], times[begin:]
     )
     indices.append(index)
     ctis.append(us)
@@ -150,7 +150,7 @@ def _generate_segment(
     cti_us: int,
     count: int,
     base_us: int | None,
-    places: Instants,
+    rows: Instants,
     times: Instants,
 ) -> tuple[Instants, Instants, int, int | None]:
     """Generate CTIs from the events between two in-band CTIs; also return counter and base."""
@@ -158,7 +158,7 @@ def _generate_segment(
     due = np.clip(times[triggers] - rules.delay_us, MIN_US, FINAL_US)
     highest = np.maximum.accumulate(np.concatenate(([cti_us], due)))
     rises = highest[1:] > highest[:-1]
-    return places[triggers[rises]], due[rises], count, base_us
+    return rows[triggers[rises]], due[rises], count, base_us
 
 
 def _find_triggers(
@@ -166,8 +166,8 @@ def _find_triggers(
 ) -> tuple[Instants, int, int | None]:
     """Find the counted events that trigger a CTI, and the counter and base after them."""
     if len(times) and rules.every_events is not None:
-        first = rules.every_events - 1 - count
-        triggers = np.arange(first, len(times), rules.every_events, dtype=np.int64)
+        first_trigger = rules.every_events - 1 - count
+        triggers = np.arange(first_trigger, len(times), rules.every_events, dtype=np.int64)
         return triggers, (count + len(times)) % rules.every_events, base_us
     if len(times) and rules.every_us is not None:
         base_us = int(times[0]) if base_us is None else base_us
@@ -177,10 +177,10 @@ def _find_triggers(
 
 
 def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Instants:
-    at, chain = int(np.searchsorted(highest, base_us + span_us)), []
-    while at < len(highest):
-        chain.append(at)
-        at = int(np.searchsorted(highest, int(highest[at]) + span_us))
+    event, chain = int(np.searchsorted(highest, base_us + span_us)), []
+    while event < len(highest):
+        chain.append(event)
+        event = int(np.searchsorted(highest, int(highest[event]) + span_us))
     return np.array(chain, dtype=np.int64)
 
 
@@ -195,27 +195,27 @@ def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants
     if (int(highest[-1]) - base_us) // span_us < len(times) // _EVENTS_PER_SEARCH:
         return _follow_few_triggers(highest, base_us, span_us)
     successor = np.searchsorted(highest, highest + span_us).tolist()
-    at, chain = int(np.searchsorted(highest, base_us + span_us)), []
-    while at < len(times):
-        chain.append(at)
-        at = successor[at]
+    event, chain = int(np.searchsorted(highest, base_us + span_us)), []
+    while event < len(times):
+        chain.append(event)
+        event = successor[event]
     return np.array(chain, dtype=np.int64)
 
 
 def fold_written_events(
-    rules: TimeRules, state: PartitionState, events: Events, places: Instants, times: Instants
+    rules: TimeRules, state: PartitionState, events: Events, rows: Instants, times: Instants
 ) -> MarkEffects:
-    """Fold the events of a block; each counted one, at `places`, moves its writer's clock."""
+    """Fold the events of a block; each counted event, in `rows`, moves its writer's clock."""
     clock = _accumulate_seen_times(rules, state, events.record_us)
-    marks, generators = run_writer_clocks(rules, state, events.writers, (places, times), clock)
+    marks, generators = run_writer_clocks(rules, state, events.writers, (rows, times), clock)
     effects = fold_marks(rules, state, marks, events.record_us, len(events.start_us))
     # A writer without events in the block keeps its generator.
     generators = {**dict(state.writers), **generators}
     writers = []
     for name, writer in effects.writers:
         generator = generators.get(name, writer)
-        kept = writer._replace(counted=generator.counted, base_us=generator.base_us)
-        writers.append((name, kept))
+        updated = writer._replace(counted=generator.counted, base_us=generator.base_us)
+        writers.append((name, updated))
     # The marks here are generated; none was written, so none can be ignored or noted.
     no_marks = np.zeros(len(effects.proposals.us), dtype=np.bool_)
     return effects._replace(
@@ -251,7 +251,7 @@ class _Runs:
         times: m instants.
         is_first: m booleans: a run begins here.
         numbers: m numbers of runs.
-        begins: r places among the events.
+        begins: r indexes of events.
         counts: r counters, before each run.
         bases_us: r instants: the base of each run's timespan.
     """
@@ -277,38 +277,40 @@ def run_writer_clocks(
     event that neither raises its writer's CTI nor begins a run changes nothing and becomes no mark,
     unless `writerTimeout` needs to know when its writer was last seen.
 
-    `counted` are the places and times of the events, and `clock` the greatest record timestamp so
+    `counted` are the rows and times of the events, and `clock` the greatest record timestamp so
     far. Return the CTIs as marks, sorted by writer, and the generators of the block's writers.
     """
-    places, times = counted
+    rows, times = counted
     timeout_us = rules.writer_timeout_us
-    encoded = writers.take(pa.array(places)).dictionary_encode()
+    encoded = writers.take(pa.array(rows)).dictionary_encode()
     names = encoded.dictionary.to_pylist()
     codes = encoded.indices.to_numpy()
     # NumPy sorts numbers of two bytes in linear time.
     by = np.argsort(codes.astype(np.uint16) if len(names) < 2**16 else codes, kind="stable")
-    codes, places = codes[by], places[by]
+    codes, rows = codes[by], rows[by]
     is_new = _find_changes(codes)
     live = dict(state.writers)
     before = [live.get(name, WriterState()) for name in names]
     is_silent = np.zeros(len(codes), dtype=np.bool_)
     if clock is not None and timeout_us is not None:
-        is_silent = _find_silences(before, codes, is_new, clock[places], timeout_us, clock)
+        is_silent = _find_silences(before, codes, is_new, clock[rows], timeout_us, clock)
     runs = _cut_runs(before, times[by], codes, is_new, is_silent)
     triggers, counts, bases_us = _find_run_triggers(rules, runs)
     us = np.full(len(codes), NEVER)
     us[triggers] = np.clip(runs.times[triggers] - rules.delay_us, MIN_US, FINAL_US)
-    kept = np.arange(len(codes))
+    marked = np.arange(len(codes))
     if timeout_us is None:
-        kept = np.flatnonzero(runs.is_first | _find_rises(max_in_segments(us, runs.is_first)))
+        marked = np.flatnonzero(runs.is_first | _find_rises(max_in_segments(us, runs.is_first)))
     lasts = runs.numbers[np.flatnonzero(np.append(is_new[1:], len(codes) > 0))]
     generators = {
-        names[code]: WriterState(None, None, int(counts[last]), instant_or_none(bases_us[last]))
-        for code, last in zip(codes[is_new].tolist(), lasts.tolist(), strict=True)
+        names[code]: WriterState(
+            None, None, int(counts[last_run]), instant_or_none(bases_us[last_run])
+        )
+        for code, last_run in zip(codes[is_new].tolist(), lasts.tolist(), strict=True)
     }
-    all_ = np.ones(len(kept), dtype=np.bool_)
-    marked_by = pa.DictionaryArray.from_arrays(pa.array(codes[kept]), encoded.dictionary)
-    return Marks(places[kept], us[kept], all_, all_, marked_by, ~all_), generators
+    all_ = np.ones(len(marked), dtype=np.bool_)
+    marked_by = pa.DictionaryArray.from_arrays(pa.array(codes[marked]), encoded.dictionary)
+    return Marks(rows[marked], us[marked], all_, all_, marked_by, ~all_), generators
 
 
 def _find_changes(codes: Instants) -> Mask:
@@ -365,8 +367,8 @@ def _find_run_triggers(rules: TimeRules, runs: _Runs) -> tuple[Instants, Instant
     if not len(runs.times):
         return np.empty(0, np.int64), runs.counts, never
     if rules.every_events is not None:
-        first = runs.counts - runs.begins + 1
-        counted = (np.arange(len(runs.times)) + first[runs.numbers]) % rules.every_events
+        offsets = runs.counts - runs.begins + 1
+        counted = (np.arange(len(runs.times)) + offsets[runs.numbers]) % rules.every_events
         ends = np.append(runs.begins[1:], len(runs.times))
         return np.flatnonzero(counted == 0), counted[ends - 1], never
     if rules.every_us is not None:
@@ -394,8 +396,8 @@ def _find_run_span_triggers(runs: _Runs, span_us: int) -> Instants:
     firsts = np.searchsorted(ranks, np.arange(len(runs.begins)) * height + first_ranks)
     ends = np.append(runs.begins[1:], len(highest))
     following, chain = successors.tolist(), []
-    for at, end in zip(firsts.tolist(), ends.tolist(), strict=True):
-        while at < end:
-            chain.append(at)
-            at = following[at]
+    for event, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        while event < end:
+            chain.append(event)
+            event = following[event]
     return np.array(chain, dtype=np.int64)

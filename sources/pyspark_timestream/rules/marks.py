@@ -74,9 +74,9 @@ def min_over_intervals(begins: Instants, ends: Instants, us: Instants, steps: in
         if len(chosen := np.flatnonzero(levels == level)):
             np.minimum.at(least, begins[chosen], us[chosen])
             np.minimum.at(least, ends[chosen] - length, us[chosen])
-        if half := length // 2:
+        if half_length := length // 2:
             passed = least.copy()
-            np.minimum(passed[half:], least[:-half], out=passed[half:])
+            np.minimum(passed[half_length:], least[:-half_length], out=passed[half_length:])
             least = passed
     least[least == _NO_INTERVAL] = NEVER
     return least
@@ -154,12 +154,12 @@ def fold_marks(
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
     clock = _accumulate_record_times(rules, state, record_us)
-    seen = _NOTHING if clock is None else clock[clock > NEVER]
+    seen_times = _NOTHING if clock is None else clock[clock > NEVER]
     first_us = state.first_us
-    if rules.writer_grace_us is not None and first_us is None and len(seen):
-        first_us = int(seen[0])
+    if rules.writer_grace_us is not None and first_us is None and len(seen_times):
+        first_us = int(seen_times[0])
     silence_clock = None if rules.writer_timeout_us is None else clock
-    seen_from_us = None if silence_clock is None or not len(seen) else int(seen[0])
+    seen_from_us = None if silence_clock is None or not len(seen_times) else int(seen_times[0])
     begins = bool(rows and rules.writers and not state.begun)
     live = dict(state.writers) | {name: WriterState() for name in rules.writers if begins}
     changes = _list_changes(live, marks, silence_clock, seen_from_us)
@@ -172,7 +172,7 @@ def fold_marks(
     return MarkEffects(
         writers=intervals.live,
         noted_us=instant_or_none(max(before_us, int(noted.max(initial=NEVER)))),
-        record_us=int(seen[-1]) if len(seen) else state.record_us,
+        record_us=int(seen_times[-1]) if len(seen_times) else state.record_us,
         first_us=first_us,
         begun=state.begun or begins,
         proposals=_propose(intervals, _find_opening(rules, state, clock, first_us)),
@@ -316,8 +316,8 @@ def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
         changes.codes[lasting], greatest[lasting], changes.seen_us[lasting], strict=True
     )
     live = {
-        changes.names[c]: WriterState(instant_or_none(us), instant_or_none(seen))
-        for c, us, seen in ended_open
+        changes.names[c]: WriterState(instant_or_none(us), instant_or_none(seen_us))
+        for c, us, seen_us in ended_open
     }
     return _Intervals(
         begins=steps[changes.keys[marks_at] + 1],
@@ -354,13 +354,13 @@ def _propose(intervals: _Intervals, opens_at: int | None) -> Proposals:
         return Proposals(cuts[1:], least_us[1:], is_mark[1:])
     if opens_at is None:
         return Proposals(cuts[1:], np.full(len(cuts) - 1, NEVER), is_mark[1:])
-    held = int(np.searchsorted(cuts, opens_at, side="right"))
-    opening_us = least_us[held - 1]
-    least_us[:held] = NEVER
+    earlier_cuts = int(np.searchsorted(cuts, opens_at, side="right"))
+    opening_us = least_us[earlier_cuts - 1]
+    least_us[:earlier_cuts] = NEVER
     return Proposals(
-        np.insert(cuts, held, opens_at)[1:],
-        np.insert(least_us, held, opening_us)[1:],
-        np.insert(is_mark, held, False)[1:],
+        np.insert(cuts, earlier_cuts, opens_at)[1:],
+        np.insert(least_us, earlier_cuts, opening_us)[1:],
+        np.insert(is_mark, earlier_cuts, False)[1:],
     )
 
 

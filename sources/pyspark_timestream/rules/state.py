@@ -354,8 +354,8 @@ def find_min_of_others(
     minima: list[tuple[int | None, ...]] = []
     for group in groups:
         members = set(group)
-        first = next((i for i in ascending if i not in members), None)
-        minima.append(() if first is None else (ctis_us[first],))
+        outsider = next((i for i in ascending if i not in members), None)
+        minima.append(() if outsider is None else (ctis_us[outsider],))
     return minima
 
 
@@ -432,10 +432,10 @@ class TaskWatermark:
         news = proven > before
         if self.emitted_us is not None:
             news &= proven > self.emitted_us
-        places = np.flatnonzero(news)
-        if len(places):
-            self.emitted_us = int(proven[places[-1]])
-        return places, proven[places]
+        risen = np.flatnonzero(news)
+        if len(risen):
+            self.emitted_us = int(proven[risen[-1]])
+        return risen, proven[risen]
 
     def _find_floor(self, position: int) -> int:
         """Return the minimum of all other partitions, which `position` cannot change."""

@@ -148,18 +148,18 @@ def step(
     until_us = rules.until_us
     if until_us is None or not rules.is_at_end(moved.cti_us):
         return moved, result
-    last = int(np.searchsorted(result.cti_us, until_us))
-    stop = int(result.cti_index[last]) + 1
+    last_cti = int(np.searchsorted(result.cti_us, until_us))
+    stop = int(result.cti_index[last_cti]) + 1
     # Fold again, only up to the record at which the CTI reaches the end.
     moved, before = _fold(rules, state, _cut_events(events, stop), _cut_marks(marks, stop))
     # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
-    moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + last + 1)
+    moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + last_cti + 1)
     is_before = np.arange(len(result.keep)) < stop
     return moved, dataclasses.replace(
         result,
         keep=result.keep & is_before,
-        cti_index=result.cti_index[: last + 1],
-        cti_us=np.append(result.cti_us[:last], until_us),
+        cti_index=result.cti_index[: last_cti + 1],
+        cti_us=np.append(result.cti_us[:last_cti], until_us),
         failure=before.failure,
         unreadable=before.unreadable,
         inside=is_before if result.inside is None else result.inside & is_before,
@@ -234,14 +234,14 @@ def _fold(
         effects.proposals.is_mark & ~generated.effective
     )
     tally["ctis"] = len(generated.us)
-    places = np.flatnonzero(well_formed)
+    well_formed_rows = np.flatnonzero(well_formed)
     moved = dataclasses.replace(
         state,
         clues=_add_clues(state.clues, rules.delay_us, result, events.record_us),
         cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
         count=generated.count,
         base_us=generated.base_us,
-        last_us=int(times[places[-1]]) if len(places) else state.last_us,
+        last_us=int(times[well_formed_rows[-1]]) if len(well_formed_rows) else state.last_us,
         writers=effects.writers,
         noted_us=effects.noted_us,
         record_us=effects.record_us,
@@ -338,11 +338,11 @@ def _apply_policies(
     if to_future is not None and future is not None and future.any():
         result = _apply(to_future, FUTURE, future, result)
     if policy.fails and len(result.unreadable):
-        place = int(result.unreadable[0])
+        row = int(result.unreadable[0])
         # An event of the same record fails before its mark.
-        if result.failure is None or result.failure.index > place:
-            cti_us = instant_or_none(result.in_force_us[place])
-            result = dataclasses.replace(result, failure=Failure(place, "mark", 0, cti_us))
+        if result.failure is None or result.failure.index > row:
+            cti_us = instant_or_none(result.in_force_us[row])
+            result = dataclasses.replace(result, failure=Failure(row, "mark", 0, cti_us))
     return result, counts
 
 
@@ -407,16 +407,16 @@ def _add_clues(
         is_early = is_old & find_early(times)
         late = late & ~is_early
         clues = clues._replace(old=clues.old + _count(is_old), early=clues.early + _count(is_early))
-    places = np.flatnonzero(late)
-    if not len(places):
+    late_rows = np.flatnonzero(late)
+    if not len(late_rows):
         if len(result.cti_index):
-            last = _find_leads(delay_us, result, record_us, slice(-1, None))
-            clues = clues._replace(lead_us=int(last[0]) or None)
+            newest_lead = _find_leads(delay_us, result, record_us, slice(-1, None))
+            clues = clues._replace(lead_us=int(newest_lead[0]) or None)
         return clues
     leads = np.append(clues.lead_us or 0, _find_leads(delay_us, result, record_us, slice(None)))
-    is_ahead = leads[np.searchsorted(result.cti_index, places)] > 0
-    late_us = times[places]
-    gaps = (result.in_force_us[places] - late_us)[~is_ahead]
+    is_ahead = leads[np.searchsorted(result.cti_index, late_rows)] > 0
+    late_us = times[late_rows]
+    gaps = (result.in_force_us[late_rows] - late_us)[~is_ahead]
     highest = np.maximum.accumulate(np.append(instant_or_sentinel(clues.behind_us), late_us))
     floor = np.where(highest[:-1] == NEVER, MIN_US, highest[:-1]) - max(delay_us, 0)
     return clues._replace(
@@ -435,9 +435,9 @@ def _find_leads(
     index, ctis_us = result.cti_index[some], result.cti_us[some]
     if record_us is None:
         return np.zeros(len(index), dtype=np.int64)
-    at = np.maximum(index, 0)
-    times, stamps_us = result.times[at], record_us[at]
+    rows = np.maximum(index, 0)
+    times, stamps_us = result.times[rows], record_us[rows]
     is_own = np.clip(times - delay_us, MIN_US, FINAL_US) == ctis_us
-    has_lead = (index >= 0) & result.well_formed[at] & is_own & (stamps_us != NEVER)
+    has_lead = (index >= 0) & result.well_formed[rows] & is_own & (stamps_us != NEVER)
     lead_us = times - np.where(has_lead, stamps_us, times)
     return np.where(lead_us - max(delay_us, 0) > MAX_LEAD_US, lead_us, 0)

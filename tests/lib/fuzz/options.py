@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import JVM_ONLY, PREFIX, REGISTRY_KEYS, RUNS_CODE
 from pyspark_timestream.kafka.options.options import (
     KafkaOptions,
-    SettingsPlace,
+    SettingsSource,
     parse_json,
     read_topic_settings,
 )
@@ -209,7 +209,7 @@ def descriptions() -> Target:
 
     def run(case: str) -> str:
         content = case.encode("utf-8", "surrogatepass")
-        place = SettingsPlace("topic:settings", topic="settings")
+        place = SettingsSource("topic:settings", topic="settings")
         texts = read_topic_settings(parse_json(content, "it"), "trips", place, specs)
         again = read_topic_settings(texts, "trips", place, specs)
         assert again == texts, (texts, again)

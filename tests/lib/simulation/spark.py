@@ -50,7 +50,7 @@ class TasksKilled(Exception):
     """A task was killed as often as Spark tries one: Spark ends the query."""
 
 
-class Place(NamedTuple):
+class Owner(NamedTuple):
     """Where a run begins.
 
     Attributes:
@@ -74,12 +74,12 @@ class Checkpoint:
         self.offsets: dict[int, str] = {}
         self.commits: dict[int, str] = {}
 
-    def find_place(self) -> Place:
+    def find_place(self) -> Owner:
         """Find where a run of the query begins."""
         last = max(self.offsets, default=-1)
         if last in self.commits:
-            return Place(self.offsets[last], None, last + 1, last + 1)
-        return Place(self.offsets.get(last - 1), self.offsets.get(last), max(last, 0), max(last, 0))
+            return Owner(self.offsets[last], None, last + 1, last + 1)
+        return Owner(self.offsets.get(last - 1), self.offsets.get(last), max(last, 0), max(last, 0))
 
     def write_offset(self, batch: int, text: str) -> str | None:
         """Write an entry of the offset log; return the offset up to which sources commit."""
@@ -112,7 +112,7 @@ class AsyncCheckpoint(Checkpoint):
         self.logged: list[int] = []
         self._on_forget = on_forget
 
-    def find_place(self) -> Place:
+    def find_place(self) -> Owner:
         """See `Checkpoint`."""
         last = self.logged[-1] if self.logged else -1
         for batch in [each for each in self.offsets if each > last]:
@@ -120,10 +120,10 @@ class AsyncCheckpoint(Checkpoint):
             self._chance.hits["batch forgotten"] += 1
         self._on_forget(last)
         if last in self.commits:
-            return Place(self.offsets[last], None, last + 1, last + 1)
+            return Owner(self.offsets[last], None, last + 1, last + 1)
         before = self.logged[-2] if len(self.logged) > 1 else -1
         self._chance.hits["batches joined"] += last > before + 1
-        return Place(
+        return Owner(
             self.offsets.get(before), self.offsets.get(last), max(last, 0), max(before + 1, 0)
         )
 

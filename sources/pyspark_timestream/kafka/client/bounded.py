@@ -51,8 +51,8 @@ _MAX_ABANDONED: Final = 64
 class HangingCalls:
     """The calls of one kind that hang in this process; at `most` no further ones are made."""
 
-    def __init__(self, most: int = _MAX_ABANDONED) -> None:
-        self.most = most
+    def __init__(self, limit: int = _MAX_ABANDONED) -> None:
+        self.limit = limit
         self.calls: set[_Call] = set()
         # Closes that were not made. They keep their clients, because freeing those might hang.
         self.parked: list[Callable[[], object]] = []
@@ -147,8 +147,8 @@ def call_bounded(
         CallAbandoned: it did not return, and may go on; or it was not made, because too many calls
             of its kind, `hanging`, have not returned.
     """
-    if len(hanging.calls) >= hanging.most:
-        why = f"has not returned from {hanging.most} calls of this process, so {name} is not made"
+    if len(hanging.calls) >= hanging.limit:
+        why = f"has not returned from {hanging.limit} calls of this process, so {name} is not made"
         error = CallAbandoned(name, limit_s, f"{why}: restart the Python process")
         error.is_refused = True
         raise error
@@ -225,13 +225,13 @@ class BoundedClient:
         return GRACE_S if self._grace_s is None else self._grace_s
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            timeout_s = named.get("timeout", named.get("request_timeout", 0.0))
-            if name in _WITHOUT_NAMES and "timeout" in named:
-                arguments = (*arguments, named.pop("timeout"))
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            timeout_s = keywords.get("timeout", keywords.get("request_timeout", 0.0))
+            if name in _WITHOUT_NAMES and "timeout" in keywords:
+                arguments = (*arguments, keywords.pop("timeout"))
 
             def step(client: Any) -> Any:
-                return getattr(client, name)(*arguments, **named)
+                return getattr(client, name)(*arguments, **keywords)
 
             return self.run(step, timeout_s, name)
 
@@ -246,12 +246,12 @@ class BoundedClient:
         limit_s = timeout_s + self.grace_s
         # Read `direct` once, because other threads may abandon the client, and keep no reference
         # in this frame, because its end might then free the client.
-        held = [self.direct]
-        if held[0] is None:
+        client_cell = [self.direct]
+        if client_cell[0] is None:
             raise CallAbandoned(name, limit_s, f"has not returned from a call before {name}")
         try:
-            whole = partial(self.wrap(step), held.pop())
-            return cast(T, call_bounded(whole, limit_s, name, self._calls))
+            bounded_step = partial(self.wrap(step), client_cell.pop())
+            return cast(T, call_bounded(bounded_step, limit_s, name, self._calls))
         except CallAbandoned as error:
             # No helper keeps the client of a call that was not made: giving it up frees it here.
             if not error.is_refused:
@@ -274,11 +274,11 @@ class BoundedClient:
         """Close a consumer, and free any client; abandon one that takes longer than 5 s."""
         if self.is_abandoned:
             return
-        held = [self.direct]
+        client_cell = [self.direct]
         self._abandon()
 
         def free() -> None:
-            client = held.pop()
+            client = client_cell.pop()
             # A producer's own close would wait for messages that it has not sent.
             if hasattr(client, "close") and not hasattr(client, "produce"):
                 client.close()

@@ -4,9 +4,9 @@ Every request is repeated while its error is retriable (see `client.errors`): un
 answered for the first time, for the user's connect timeout; after that, as long as Kafka's Java
 client does. A failure that outlasts this ends the query with `BrokerUnreachable` (semantics 9.1).
 
-The descriptions of topics for option `timeSettings` are read here as well, once, when the query is
-built. The settings that it takes travel with the query's options, so that no task and no later
-process can see another description (14.5).
+This module also reads the descriptions of topics for option `timeSettings`, once, when the query is
+built. Their settings travel with the query's options, so that no task and no later process can see
+another description (14.5).
 """
 
 import logging
@@ -58,7 +58,7 @@ from pyspark_timestream.kafka.options.keys import read_client_settings
 from pyspark_timestream.kafka.options.options import (
     TIME_SETTINGS,
     KafkaOptions,
-    SettingsPlace,
+    SettingsSource,
     merge_topic_settings,
     parse_json,
     read_topic_settings,
@@ -136,8 +136,8 @@ class Broker:
 
     def high_watermarks(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Return the offset after the last record, including those of open transactions."""
-        asked = dict.fromkeys(partitions, OffsetSpec.latest())
-        return self._list_offsets(asked, IsolationLevel.READ_UNCOMMITTED)
+        specs = dict.fromkeys(partitions, OffsetSpec.latest())
+        return self._list_offsets(specs, IsolationLevel.READ_UNCOMMITTED)
 
     def offsets_at(self, instants_ms: Mapping[Partition, int]) -> dict[Partition, int | None]:
         """Return the first offset with a timestamp at or after an instant; None if none has."""
@@ -154,10 +154,10 @@ class Broker:
         Records after `ends`, which were read earlier, count too, so that a transaction that ends
         between the two requests is not missed.
         """
-        asked = dict.fromkeys(ends, OffsetSpec.latest())
-        stable = self._list_offsets(asked, IsolationLevel.READ_COMMITTED)
-        written = self.high_watermarks(ends)
-        return {p for p, end in written.items() if end > min(ends[p], stable.get(p, end))}
+        specs = dict.fromkeys(ends, OffsetSpec.latest())
+        stable = self._list_offsets(specs, IsolationLevel.READ_COMMITTED)
+        log_ends = self.high_watermarks(ends)
+        return {p for p, end in log_ends.items() if end > min(ends[p], stable.get(p, end))}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics, without those that cannot be determined."""
@@ -166,7 +166,7 @@ class Broker:
     def identify(
         self, partitions: Collection[Partition]
     ) -> tuple[dict[str, str], dict[Partition, int]]:
-        """Return `topic_ids` and `earliest`, which are asked for at the same time.
+        """Return `topic_ids` and `earliest`, asking for both at the same time.
 
         A topic may be created again between the answers: a new id does not mean that the first
         offsets are the new topic's.
@@ -197,7 +197,7 @@ class Broker:
         ids = {}
         for name, future in futures.items():
             if admin.is_abandoned and not future.done():
-                # The client that was asked has been given up.
+                # The client that sent the request has been given up.
                 continue
             try:
                 topic_id = admin.wait(future, REQUEST_TIMEOUT_S, "describe_topics").topic_id
@@ -206,7 +206,7 @@ class Broker:
                 continue
             bits = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
             if any(bits):
-                ids[name] = "".join(f"{half & (2**64 - 1):016x}" for half in bits)
+                ids[name] = "".join(f"{word & (2**64 - 1):016x}" for word in bits)
         # Missing rights refuse every such request at once: only a slow answer means trouble.
         self.trouble_count += time.monotonic() - began_s > _SLOW_REQUEST_S
         self._replace_abandoned()
@@ -216,9 +216,9 @@ class Broker:
         """Return the group metadata that tasks committed; nothing if it cannot be read."""
         if not partitions or time.monotonic() < self._next_group_s:
             return {}
-        asked = [TopicPartition(partition.topic, partition.number) for partition in partitions]
+        requests = [TopicPartition(partition.topic, partition.number) for partition in partitions]
         try:
-            answer = self._consumer.committed(asked, timeout=_GROUP_TIMEOUT_S)
+            answer = self._consumer.committed(requests, timeout=_GROUP_TIMEOUT_S)
         except KafkaException as error:
             self._replace_abandoned()
             # Asking again for a forbidden group would cost every batch the same wait.
@@ -264,7 +264,9 @@ class Broker:
     def _find_leaders(self, partitions: Collection[Partition], request_s: float) -> set[str]:
         """Make the client look up the partitions' leaders; return the topics that do not exist."""
         gone = set()
-        for topic in sorted({part.topic for part in partitions} - self._topics_with_leaders):
+        for topic in sorted(
+            {partition.topic for partition in partitions} - self._topics_with_leaders
+        ):
             listed = self._admin.list_topics(topic, timeout=request_s).topics[topic]
             if not self._read_partitions(listed):
                 gone.add(topic)
@@ -290,20 +292,20 @@ class Broker:
         def ask(request_s: float) -> dict[Partition, int]:
             # Look up the leaders first: a client that lacks one waits up to 3 s for a timer.
             gone = self._find_leaders(specs.keys(), request_s)
-            asked = {
+            requests = {
                 TopicPartition(partition.topic, partition.number): spec
                 for partition, spec in specs.items()
                 if partition.topic not in gone
             }
-            if not asked:
+            if not requests:
                 return {}
             try:
                 futures = self._admin.list_offsets(
-                    asked, isolation_level=level or usual, request_timeout=request_s
+                    requests, isolation_level=level or usual, request_timeout=request_s
                 )
                 answers = [
-                    (partition, self._read_offset(each, none_is, request_s))
-                    for partition, each in futures.items()
+                    (partition, self._read_offset(future, none_is, request_s))
+                    for partition, future in futures.items()
                 ]
             except KafkaException:
                 # The client keeps using the leaders and epochs that it knows. If they have changed,
@@ -391,7 +393,7 @@ class Broker:
             raise
 
 
-_POOL: Final[Pool[Broker]] = Pool(most=2, idle_s=300)
+_POOL: Final[Pool[Broker]] = Pool(max_idle=2, idle_s=300)
 """Brokers for tasks of batch reads, which look up their bounds in every evaluation."""
 
 
@@ -404,8 +406,8 @@ def acquire_broker(options: KafkaOptions, group: str) -> AbstractContextManager[
 
 
 def _name_topics(topics: Set[str]) -> str:
-    named = ", ".join(f"'{topic}'" for topic in sorted(topics)[:3])
-    return f"topic {named}" if len(topics) == 1 else f"topics {named}" + ", ..." * (len(topics) > 3)
+    names = ", ".join(f"'{topic}'" for topic in sorted(topics)[:3])
+    return f"topic {names}" if len(topics) == 1 else f"topics {names}" + ", ..." * (len(topics) > 3)
 
 
 _NEEDED: Final = ColumnSet(keys=True, values=True)
@@ -420,26 +422,26 @@ _REQUESTS: Final = (
 
 
 def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that the query takes from its topics' description, option name -> text.
+    """Return the settings, option name -> text, that the query takes from its topics' description.
 
     Return nothing without `timeSettings`, or if its text or the topics' names cannot be parsed: a
     later check refuses the options then.
     """
     query_options = {name.lower(): text for name, text in raw.items()}
     try:
-        place = TIME_SETTINGS.parse(query_options["timesettings"])
+        source = TIME_SETTINGS.parse(query_options["timesettings"])
         topics = _find_described(query_options)
     except (KeyError, ValueError):
         return {}
     specs = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
-    by_topic = _read_file(place) if place.path else _read_topic(place, topics, query_options)
+    by_topic = _read_file(source) if source.path else _read_topic(source, topics, query_options)
     described = {
-        topic: read_topic_settings(by_topic[topic], topic, place, specs)
+        topic: read_topic_settings(by_topic[topic], topic, source, specs)
         if topic in by_topic
         else None
         for topic in topics
     }
-    return select_settings(query_options, merge_topic_settings(described, place), specs)
+    return select_settings(query_options, merge_topic_settings(described, source), specs)
 
 
 def _find_described(query_options: Mapping[str, str]) -> list[str]:
@@ -449,26 +451,26 @@ def _find_described(query_options: Mapping[str, str]) -> list[str]:
     return sorted(SUBSCRIBE.parse(query_options["subscribe"]))
 
 
-def _read_file(place: SettingsPlace) -> Mapping[str, Any]:
+def _read_file(source: SettingsSource) -> Mapping[str, Any]:
     try:
-        content = Path(place.path or "").read_bytes()
+        content = Path(source.path or "").read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _error(
-            f"cannot read '{place}' on the driver ({reason})",
+            f"cannot read '{source}' on the driver ({reason})",
             "create the file, or correct the path",
         ) from None
-    by_topic = parse_json(content, f"the file '{place}'")
+    by_topic = parse_json(content, f"the file '{source}'")
     if not isinstance(by_topic, dict):
         raise _error(
-            f"the file '{place}' is not a JSON object of topics",
+            f"the file '{source}' is not a JSON object of topics",
             'write {"TOPIC": {"ctiFrequency": "1"}}',
         )
     return by_topic
 
 
 def _read_topic(
-    place: SettingsPlace, topics: Collection[str], query_options: Mapping[str, str]
+    source: SettingsSource, topics: Collection[str], query_options: Mapping[str, str]
 ) -> Mapping[str, Any]:
     """Return the last description of each of `topics`; a record without a value removes one."""
     names = {name.lower() for name in _REQUESTS}
@@ -478,14 +480,14 @@ def _read_topic(
     options = replace(
         requests,
         client=read_client_settings(query_options),
-        subscribe=(place.topic or "",),
+        subscribe=(source.topic or "",),
         starting_offsets=EARLIEST,
     )
     group = f"{options.group_prefix}-time-settings"
     with acquire_broker(options, group) as broker:
         listed = broker.partitions()
         if not listed:
-            raise _error(f"topic '{place.topic}' does not exist", "create it, compacted")
+            raise _error(f"topic '{source.topic}' does not exist", "create it, compacted")
         ends = broker.ends(listed)
         earliest = broker.earliest(ends)
     reader = RangeReader(options, group)
@@ -496,7 +498,7 @@ def _read_topic(
             for topic, value in _read_last_values(reader, offset_range, topics).items():
                 if topic in descriptions and descriptions[topic][1] != value:
                     raise _error(
-                        f"topic '{place.topic}' has different descriptions of topic '{topic}' in "
+                        f"topic '{source.topic}' has different descriptions of topic '{topic}' in "
                         f"partitions {descriptions[topic][0].number} and {partition.number}",
                         "produce a record with that key and no value to the outdated partition",
                     )
@@ -504,7 +506,7 @@ def _read_topic(
     finally:
         reader.close()
     return {
-        topic: parse_json(value, f"the description of topic '{topic}' in '{place}'")
+        topic: parse_json(value, f"the description of topic '{topic}' in '{source}'")
         for topic, (_, value) in descriptions.items()
     }
 
@@ -514,14 +516,14 @@ def _read_last_values(
 ) -> dict[str, bytes]:
     """Return the value of the last record with each key in `topics`, if it has a value."""
     keys = pa.array([topic.encode() for topic in topics], pa.binary())
-    last: dict[str, bytes | None] = {}
+    last_values: dict[str, bytes | None] = {}
     for block in reader.read(offset_range, _NEEDED):
         assert block.keys is not None
         assert block.values is not None
         hits = pc.is_in(block.keys, value_set=keys)
         for key, value in zip(block.keys.filter(hits), block.values.filter(hits), strict=True):
-            last[key.as_py().decode()] = value.as_py()
-    return {topic: value for topic, value in last.items() if value is not None}
+            last_values[key.as_py().decode()] = value.as_py()
+    return {topic: value for topic, value in last_values.items() if value is not None}
 
 
 def _error(problem: str, next_step: str) -> OptionError:

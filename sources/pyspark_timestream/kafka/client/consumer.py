@@ -1,4 +1,4 @@
-"""Configures and keeps clients of librdkafka; consumers, by messages of confluent-kafka.
+"""Configures and pools clients of librdkafka, and reads with confluent-kafka's messages.
 
 `MessageConsumer` needs no compiled code. `native.consumer.NativeConsumer` implements the same
 protocol and is faster.
@@ -69,25 +69,31 @@ _CONSUMER_KEYS: Final = ("max.poll.interval.ms", "check.crcs", "partition.assign
 
 def consumer_config(options: KafkaOptions, group: str) -> dict[str, Any]:
     """Build a consumer's configuration, with `group` unless the user names another one."""
-    given = options.client
-    return {"group.id": group, **_DEFAULTS, **_reconnect_settings(given), **given, **_REQUIRED}
+    settings = options.client
+    return {
+        "group.id": group,
+        **_DEFAULTS,
+        **_reconnect_settings(settings),
+        **settings,
+        **_REQUIRED,
+    }
 
 
 def admin_config(options: KafkaOptions) -> dict[str, Any]:
     """Build an admin client's configuration: the user's, without keys that cause warnings."""
-    given = {
+    settings = {
         key: value
         for key, value in options.client.items()
         if not key.startswith(_CONSUMER_PREFIXES) and key not in _CONSUMER_KEYS
     }
-    return {**_reconnect_settings(given), **given}
+    return {**_reconnect_settings(settings), **settings}
 
 
-def _reconnect_settings(given: Mapping[str, str]) -> Mapping[str, Any]:
-    return {} if any(name in given for name in _RECONNECT_DEFAULTS) else _RECONNECT_DEFAULTS
+def _reconnect_settings(settings: Mapping[str, str]) -> Mapping[str, Any]:
+    return {} if any(name in settings for name in _RECONNECT_DEFAULTS) else _RECONNECT_DEFAULTS
 
 
-def create_client(given: Mapping[str, Any], make: Callable[[], T], option: str = "kafka.*") -> T:
+def create_client(settings: Mapping[str, Any], make: Callable[[], T], option: str = "kafka.*") -> T:
     """Call `make`, and turn the refusal of a configuration into an `OptionError` on `option`."""
     try:
         return make()
@@ -95,7 +101,7 @@ def create_client(given: Mapping[str, Any], make: Callable[[], T], option: str =
         prefix = option.removesuffix("*")
         raise OptionError(
             option,
-            hide_secrets(error_text(error), given),
+            hide_secrets(error_text(error), settings),
             "librdkafka's configuration" + (f", each name after '{prefix}'" * (prefix != option)),
             "correct the name or the value",
         ) from None
@@ -146,23 +152,23 @@ C = TypeVar("C", bound=_Closable)
 class Pool(Generic[C]):
     """Lends items to one user at a time, and keeps some of those that are returned.
 
-    At most `most` are idle, the one returned first is closed first, and none longer than `idle_s`
-    after another one is returned. A forked child must neither use nor close its parent's items: it
-    shares their connections but has none of their threads.
+    It keeps at most `max_idle` idle items. A return closes the items returned first if there are
+    more, and items idle for longer than `idle_s`. A forked child must neither use nor close its
+    parent's items: it shares their connections but has none of their threads.
     """
 
     def __init__(
         self,
-        most: int,
+        max_idle: int,
         idle_s: float,
         now_s: Callable[[], float] = time.monotonic,
         process: Callable[[], int] = os.getpid,
     ) -> None:
-        self._most = most
+        self._max_idle = max_idle
         self._idle_s = idle_s
         self._now_s = now_s
         self._process = process
-        self._kept: dict[Hashable, tuple[C, float]] = {}
+        self._idle: dict[Hashable, tuple[C, float]] = {}
         self._owner = process()
         self._inherited: list[object] = []
 
@@ -173,36 +179,36 @@ class Pool(Generic[C]):
         Two users of one key get an item each; the one returned last is kept.
         """
         self._abandon_inherited()
-        pooled = self._kept.pop(key, None)
-        thing = make() if pooled is None else pooled[0]
+        pooled = self._idle.pop(key, None)
+        item = make() if pooled is None else pooled[0]
         try:
-            yield thing
+            yield item
         except BaseException:
-            thing.close()
+            item.close()
             raise
         self._abandon_inherited()
         now_s = self._now_s()
-        same = self._kept.pop(key, None)
-        self._kept[key] = (thing, now_s)
+        same = self._idle.pop(key, None)
+        self._idle[key] = (item, now_s)
         for old in [*([] if same is None else [same[0]]), *self._take_expired(now_s)]:
             old.close()
 
     def _take_expired(self, now_s: float) -> list[C]:
-        """Remove and return the items that were idle for too long, and the oldest above `most`."""
-        extra = len(self._kept) - self._most
+        """Remove and return the items idle for too long, and the oldest above `max_idle`."""
+        extra = len(self._idle) - self._max_idle
         # The items are in the order of their return, the oldest first.
         gone = [
             key
-            for place, (key, (_, since_s)) in enumerate(self._kept.items())
-            if place < extra or now_s - since_s > self._idle_s
+            for index, (key, (_, since_s)) in enumerate(self._idle.items())
+            if index < extra or now_s - since_s > self._idle_s
         ]
-        return [self._kept.pop(key)[0] for key in gone]
+        return [self._idle.pop(key)[0] for key in gone]
 
     def _abandon_inherited(self) -> None:
         if self._process() != self._owner:
             # Keep them for ever: freeing one would wait for threads that this process lacks.
-            self._inherited.append(self._kept)
-            self._kept, self._owner = {}, self._process()
+            self._inherited.append(self._idle)
+            self._idle, self._owner = {}, self._process()
 
 
 MAX_BLOCK_RECORDS: Final = 20_000
@@ -218,7 +224,7 @@ _MAX_DISCARDED_MESSAGES: Final = 1_000
 
 
 class ConsumerError(NamedTuple):
-    """An error among the records; without a place, `topic` is None and the numbers are negative."""
+    """An error among the records; if of no partition, `topic` is None and the numbers negative."""
 
     error: KafkaError
     topic: str | None
@@ -311,30 +317,30 @@ class MessageConsumer:
         self, offset_range: Range, position: int, needs: ColumnSet, wait_s: float
     ) -> PollResult:
         """See `ColumnConsumer`."""
-        most = min(MAX_BLOCK_RECORDS, offset_range.end_exclusive - position)
-        polled, inflated = self._consume(most, wait_s)
+        max_records = min(MAX_BLOCK_RECORDS, offset_range.end_exclusive - position)
+        polled, inflated = self._consume(max_records, wait_s)
         records, others = _split_errors(polled)
         reached = records[-1].offset() + 1 if records else position
-        for other in others:
+        for problem in others:
             if (
-                _is_partition_end(other)
-                and (other.topic, other.partition) == offset_range.partition
+                _is_partition_end(problem)
+                and (problem.topic, problem.partition) == offset_range.partition
             ):
-                reached = max(reached, other.offset)
+                reached = max(reached, problem.offset)
         block = clip(build_block(records, needs), offset_range.end_exclusive) if records else None
-        problems = tuple(other for other in others if not _is_partition_end(other))
+        problems = tuple(problem for problem in others if not _is_partition_end(problem))
         return PollResult(block, reached, problems, len(records), inflated)
 
-    def _consume(self, most: int, wait_s: float) -> tuple[list[Message], int]:
-        """Return at most `most` messages, with about a block's bytes, and the number of bytes."""
+    def _consume(self, max_records: int, wait_s: float) -> tuple[list[Message], int]:
+        """Return at most `max_records` messages, of about a block's bytes, and their bytes."""
         # Take the messages that have arrived, and wait only for a single one: a call that waits for
         # many could return any number of bytes.
         deadline_s = time.monotonic() + wait_s
         polled: list[Message] = []
         inflated = 0
-        while len(polled) < most and inflated < _MAX_BLOCK_BYTES:
+        while len(polled) < max_records and inflated < _MAX_BLOCK_BYTES:
             some = self._consumer.consume(
-                min(most - len(polled), self._messages_per_call), timeout=0
+                min(max_records - len(polled), self._messages_per_call), timeout=0
             )
             left_s = deadline_s - time.monotonic()
             if not some and left_s > 0:
@@ -351,8 +357,8 @@ class MessageConsumer:
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """See `ColumnConsumer`."""
-        part = TopicPartition(partition.topic, partition.number)
-        earliest, end = self._consumer.get_watermark_offsets(part, timeout=timeout_s)
+        topic_partition = TopicPartition(partition.topic, partition.number)
+        earliest, end = self._consumer.get_watermark_offsets(topic_partition, timeout=timeout_s)
         return int(earliest), int(end)
 
     def is_connected(self, timeout_s: float) -> bool:
@@ -394,7 +400,7 @@ class MessageConsumer:
         refusals = {Partition(p.topic, p.partition): p.error or error for p in partitions}
         key = frozenset((Partition(p.topic, p.partition), p.offset) for p in partitions)
         self._answers[key] = {
-            partition: each for partition, each in refusals.items() if each is not None
+            partition: refusal for partition, refusal in refusals.items() if refusal is not None
         }
 
 
@@ -465,7 +471,7 @@ def build_block(records: Sequence[Message], needs: ColumnSet) -> RecordBlock:
 
 def _build_offsets(records: Sequence[Message]) -> pa.Array:
     """Build the offset column; since offsets increase, a full count means that there is no gap."""
-    first, last = (records[end].offset() for end in (0, -1))
-    if last - first + 1 == len(records):
-        return pa.array(np.arange(first, last + 1))
+    first_offset, last_offset = (records[end].offset() for end in (0, -1))
+    if last_offset - first_offset + 1 == len(records):
+        return pa.array(np.arange(first_offset, last_offset + 1))
     return pa.array(_read_field(records, "offset"), pa.int64())

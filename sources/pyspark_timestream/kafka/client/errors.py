@@ -75,15 +75,15 @@ class RepeatFilter:
         """Return the line to log, or None; lines that differ only in numbers are repeats."""
         key, now_s = f"{address} {_NUMBER.sub('#', line)}", self._now_s()
         with self._lock:
-            since_s, held = self._passed.get(key, (float("-inf"), 0))
+            since_s, suppressed = self._passed.get(key, (float("-inf"), 0))
             if now_s - since_s < _REPEAT_INTERVAL_S:
-                self._passed[key] = since_s, held + 1
+                self._passed[key] = since_s, suppressed + 1
                 return None
             self._passed.pop(key, None)
             self._passed[key] = now_s, 0
             while len(self._passed) > _MAX_REMEMBERED_LINES:
                 self._passed.pop(next(iter(self._passed)))
-        return f"{line} ({held} more like it since)" if held else line
+        return f"{line} ({suppressed} more like it since)" if suppressed else line
 
 
 _REPEATS: Final = RepeatFilter()
@@ -123,9 +123,9 @@ class ClientLog:
         # librdkafka reports these only once, so they count for longer.
         limits = {"": max(within_s, _CLIENT_FAILURE_WINDOW_S)}
         return {
-            address: each
-            for address, each in list(self._failures.items())
-            if now_s - each.at_s <= limits.get(address, within_s)
+            address: failure
+            for address, failure in list(self._failures.items())
+            if now_s - failure.at_s <= limits.get(address, within_s)
         }
 
     def _emit(self, level: int, facility: str, line: str) -> None:
@@ -340,7 +340,7 @@ def is_login_refused(complaints: Mapping[str, BrokerFailure], spent_s: float) ->
 
     A token that cannot be obtained is no refusal by a broker, and is retried.
     """
-    codes = {each.code for each in complaints.values()}
+    codes = {complaint.code for complaint in complaints.values()}
     refused = bool(codes) and codes <= set(_REFUSED_CODES) and "" not in complaints
     return refused and spent_s >= _MAX_REFUSED_S
 
@@ -389,9 +389,9 @@ def failed_request_error(
         return no_answer_error(client, complaints, spent_s, target)
     if kind is FailureKind.RETRIABLE:
         return lasting_error(answer, complaints, spent_s, target)
-    who = "the Kafka broker answered" if code > 0 else "the Kafka client says"
+    speaker = "the Kafka broker answered" if code > 0 else "the Kafka client says"
     return BrokerUnreachable(
-        f"cannot get {target}: {who} '{answer}'",
+        f"cannot get {target}: {speaker} '{answer}'",
         next_step=_RIGHTS.get(code, "correct what this names, and start the query again"),
     )
 
@@ -400,7 +400,9 @@ def lasting_error(
     answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, target: str
 ) -> BrokerUnreachable:
     """Build the error for a retriable error that persisted."""
-    others = [f"{address} ({each.reason})" for address, each in complaints.items() if address]
+    others = [
+        f"{address} ({complaint.reason})" for address, complaint in complaints.items() if address
+    ]
     unreached = f"; not to be reached meanwhile: {', '.join(others)}" if others else ""
     return BrokerUnreachable(
         f"cannot get {target}: for {spent_s:.0f} s the Kafka brokers answered "
@@ -416,17 +418,17 @@ def _bootstrap_addresses(client: Mapping[str, Any]) -> list[str]:
     >>> _bootstrap_addresses({"bootstrap.servers": "a:1, SSL://b"})
     ['a:1', 'b:9092']
     """
-    given = str(client.get("bootstrap.servers", "")).split(",")
-    named = (each.strip().rpartition("://")[2] for each in given)
+    servers = str(client.get("bootstrap.servers", "")).split(",")
+    addresses = (server.strip().rpartition("://")[2] for server in servers)
     return [
         address if address.rpartition(":")[2].isdigit() else f"{address}:{_DEFAULT_PORT}"
-        for address in named
+        for address in addresses
         if address
     ]
 
 
 def _choose_advice(complaints: Mapping[str, BrokerFailure], prefix: str) -> str:
-    codes = {each.code for each in complaints.values()}
+    codes = {complaint.code for complaint in complaints.values()}
     protocol = f"'{prefix}security.protocol'"
     if KafkaError._AUTHENTICATION in codes:
         return (
@@ -438,7 +440,7 @@ def _choose_advice(complaints: Mapping[str, BrokerFailure], prefix: str) -> str:
             f"check options {protocol} and '{prefix}ssl.ca.location' (whom to trust), and that the "
             "broker's certificate is of this address"
         )
-    if any(each.reason.startswith("Disconnected") for each in complaints.values()):
+    if any(complaint.reason.startswith("Disconnected") for complaint in complaints.values()):
         return (
             f"check option {protocol}: a broker that hangs up may want a login (SASL_PLAINTEXT, "
             "SASL_SSL) or encryption (SSL, SASL_SSL)"

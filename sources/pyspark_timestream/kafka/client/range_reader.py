@@ -127,8 +127,8 @@ class CompressionStats:
             stats.records, stats.record_bytes = stats.records / 2, stats.record_bytes / 2
         stats.received, stats.inflated = stats.received + received, stats.inflated + inflated
         if stats.received >= (_RECHECK_BYTES if stats.allows_large_fetches else _MIN_SAMPLE_BYTES):
-            most = _MAX_RATIO_TO_KEEP if stats.allows_large_fetches else _MAX_RATIO_TO_ALLOW
-            stats.allows_large_fetches = stats.inflated <= most * stats.received
+            max_ratio = _MAX_RATIO_TO_KEEP if stats.allows_large_fetches else _MAX_RATIO_TO_ALLOW
+            stats.allows_large_fetches = stats.inflated <= max_ratio * stats.received
             stats.received = stats.inflated = 0
 
 
@@ -285,17 +285,17 @@ class RangeReader:
         try:
             while position < end:
                 try:
-                    taken = self._poll(offset_range, position, needs)
+                    result = self._poll(offset_range, position, needs)
                 except CallAbandoned as error:
                     trouble = error_text(error)
                     self._check_progress(offset_range, position, self._clock() - since_s, trouble)
                     self._seek(offset_range.partition, position)
                     continue
-                if taken.block is not None:
-                    yield taken.block
-                reached = taken.reached
+                if result.block is not None:
+                    yield result.block
+                reached = result.reached
                 self._is_connected |= reached > position
-                for problem in taken.errors:
+                for problem in result.errors:
                     if not _reports_loss(problem, offset_range):
                         trouble = self._tolerate(problem, offset_range)
                     # A queue may still hold errors of the previous range, or the same one twice.
@@ -390,23 +390,25 @@ class RangeReader:
         old.close()
 
     def _poll(self, offset_range: Range, position: int, needs: ColumnSet) -> PollResult:
-        taken = self._consumer.poll(
+        result = self._consumer.poll(
             offset_range, position, needs, min(_POLL_TIMEOUT_S, self._poll_timeout_s)
         )
         received = self._consumer.received_bytes
         topic = offset_range.partition.topic
-        self._compression.note(topic, received - self._counted, taken.inflated, taken.records)
+        self._compression.note(topic, received - self._counted, result.inflated, result.records)
         self._counted = received
-        return taken
+        return result
 
     def _create_consumer(self) -> ColumnConsumer:
-        given = self._options.client
+        user_config = self._options.client
         small: Mapping[str, Any] = {}
         if self._uses_small_fetches:
             small = SMALL_FETCHES
-        elif load_native_reader() is None and _FETCH_SIZE_KEYS.isdisjoint(given):
+        elif load_native_reader() is None and _FETCH_SIZE_KEYS.isdisjoint(user_config):
             small = _UNCOUNTED_FETCHES
-        config = self._config | {name: each for name, each in small.items() if name not in given}
+        config = self._config | {
+            name: value for name, value in small.items() if name not in user_config
+        }
         self._counted = 0
         return self._make_consumer(self._options, config, self._log)
 
@@ -422,18 +424,18 @@ class RangeReader:
             self._consumer.seek(offset_range.partition, position)
             return position
         earliest, end = bounds or (0, 0)
-        what = (
+        loss = (
             f"{offset_range.partition}: offset {position} can no longer be read: "
             f"{problem.error.str()}; offsets {earliest} to {end} exist"
         )
         if self._options.fail_on_data_loss:
-            raise DataLost(f"{what}. {LOSS_ADVICE}")
+            raise DataLost(f"{loss}. {LOSS_ADVICE}")
         resumed = (
             earliest
             if position < earliest < offset_range.end_exclusive
             else offset_range.end_exclusive
         )
-        _LOG.warning("%s; going on at offset %d", what, resumed)
+        _LOG.warning("%s; going on at offset %d", loss, resumed)
         self._consumer.seek(offset_range.partition, resumed)
         return resumed
 
@@ -517,7 +519,7 @@ class RangeReader:
         )
 
 
-_POOL: Final[Pool[RangeReader]] = Pool(most=4, idle_s=300)
+_POOL: Final[Pool[RangeReader]] = Pool(max_idle=4, idle_s=300)
 """Keeps several readers, because queries of one application share Python workers."""
 
 
@@ -602,32 +604,32 @@ def prefetch_small_ranges(
     group: str,
     spans: Sequence[Range],
     needs: ColumnSet,
-    read: ReadRange,
+    read_range: ReadRange,
     *,
-    known: CompressionStats | None = None,
+    stats: CompressionStats | None = None,
     fetch: Callable[..., dict[Range, list[RecordBlock]]] | None = None,
 ) -> ReadRange:
-    """Wrap `read` so that small ranges among `spans` are prefetched; each is delivered once.
+    """Wrap `read_range` to prefetch small ranges among `spans`; each is delivered once.
 
     The first request for a small range fetches a group of them. The next group is fetched only
     after this one has been delivered completely.
     """
-    known = known or get_compression_stats(options.client["bootstrap.servers"])
+    stats = stats or get_compression_stats(options.client["bootstrap.servers"])
     fetch = fetch or fetch_ranges
     ahead: dict[Range, list[RecordBlock]] = {}
     later = list(spans)
 
     def read_ahead(offset_range: Range, columns: ColumnSet) -> Iterator[RecordBlock]:
         if columns != needs:
-            return read(offset_range, columns)
+            return read_range(offset_range, columns)
         if offset_range in later:
-            small = [] if ahead else choose_small_ranges(later, known.mean_record_bytes)
+            small = [] if ahead else choose_small_ranges(later, stats.mean_record_bytes)
             if offset_range in small:
                 ahead.update(fetch(options, group, small, needs))
             for tried in small if offset_range in small else [offset_range]:
                 later.remove(tried)
         blocks = ahead.pop(offset_range, None)
-        return read(offset_range, columns) if blocks is None else iter(blocks)
+        return read_range(offset_range, columns) if blocks is None else iter(blocks)
 
     return read_ahead
 
@@ -771,7 +773,7 @@ class PartialFetch:
         ]
 
 
-_PREFETCHERS: Final[Pool[Prefetcher]] = Pool(most=2, idle_s=300)
+_PREFETCHERS: Final[Pool[Prefetcher]] = Pool(max_idle=2, idle_s=300)
 
 
 def _build_blocks(

@@ -84,10 +84,10 @@ def _find_obstacle(path: Path, declared: Mapping[Path, pa.Field]) -> str:
                     f"goes through '{format_path(path[:depth])}', which column '{column.name}' "
                     f"declares as {kind}"
                 )
-            place = kind.get_field_index(path[depth])
-            if place < 0:
+            index = kind.get_field_index(path[depth])
+            if index < 0:
                 break
-            kind = kind.field(place).type
+            kind = kind.field(index).type
     return ""
 
 
@@ -262,19 +262,19 @@ def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
         "cti": options.has_ctis
         or "option 'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'",
     }
-    return {name: what for name, what in filled.items() if isinstance(what, str)}
+    return {name: condition for name, condition in filled.items() if isinstance(condition, str)}
 
 
 def _name_policies(column: str, shape: str) -> str:
     """Name the policies that fill a column in events of `shape`; if none does, in other events."""
     by_shape = {
-        other: [name for name, policy in POLICIES.items() if column in policy.columns(other)]
-        for other in KINDS
+        kind: [name for name, policy in POLICIES.items() if column in policy.columns(kind)]
+        for kind in KINDS
     }
     if by_shape[shape]:
         return f"option 'violationPolicy' = {name_any(by_shape[shape])}"
-    shapes = [other for other, names in by_shape.items() if names]
-    policies = dict.fromkeys(name for other in shapes for name in by_shape[other])
+    shapes = [kind for kind, names in by_shape.items() if names]
+    policies = dict.fromkeys(name for kind in shapes for name in by_shape[kind])
     return f"options 'violationPolicy' = {name_any(policies)} and 'eventShape' = {name_any(shapes)}"
 
 

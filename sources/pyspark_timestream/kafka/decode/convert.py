@@ -39,7 +39,7 @@ Longs: TypeAlias = npt.NDArray[np.int64]
 class Converted(NamedTuple):
     """A column of n values in its requested type.
 
-    A value is `bad` if it, or something in it, did not fit its type and is null.
+    A value is `bad` if it, or something inside it, did not fit its type and is null.
     """
 
     column: pa.Array
@@ -80,10 +80,10 @@ def convert_list(array: pa.Array, target: pa.DataType, convert_item: Convert) ->
 
 def _convert_map(array: pa.Array, target: pa.DataType, scalar: ConvertScalar) -> Converted:
     # The entries of a null map may remain in the buffers.
-    shown = array.filter(array.is_valid()) if array.null_count else array
-    begin, end = shown.offsets[0].as_py(), shown.offsets[-1].as_py()
-    keys = convert(shown.keys.slice(begin, end - begin), target.key_type, scalar)
-    items = convert(shown.items.slice(begin, end - begin), target.item_type, scalar)
+    valid = array.filter(array.is_valid()) if array.null_count else array
+    begin, end = valid.offsets[0].as_py(), valid.offsets[-1].as_py()
+    keys = convert(valid.keys.slice(begin, end - begin), target.key_type, scalar)
+    items = convert(valid.items.slice(begin, end - begin), target.item_type, scalar)
     absent = to_mask(array.is_null())
     lengths = np.where(absent, 0, np.diff(array.offsets.to_numpy()))
     return build_repeated(target, [keys, items], lengths, absent)
@@ -101,21 +101,21 @@ def build_struct(target: pa.DataType, fields: Sequence[Converted], absent: Mask)
 
 
 def build_repeated(
-    target: pa.DataType, parts: Sequence[Converted], lengths: Longs, absent: Mask
+    target: pa.DataType, children: Sequence[Converted], lengths: Longs, absent: Mask
 ) -> Converted:
     """Build n lists or maps; one with a bad item, key or value that is null becomes null itself.
 
-    `parts` are the items of all lists, in order; for maps they are the keys, and the values.
+    `children` has the items of all lists, in order; for maps it has the keys, and the values.
     """
     bad = np.zeros(len(absent), np.bool_)
-    for part in parts:
-        if part.bad.any():
+    for child in children:
+        if child.bad.any():
             owners = np.repeat(np.arange(len(absent)), lengths)
-            bad[owners[part.bad]] = True
+            bad[owners[child.bad]] = True
             absent = absent.copy()
-            absent[owners[part.bad & to_mask(part.column.is_null())]] = True
+            absent[owners[child.bad & to_mask(child.column.is_null())]] = True
     nulls = pa.array(absent) if absent.any() else None
-    columns = [part.column for part in parts]
+    columns = [child.column for child in children]
     if pa.types.is_map(target):
         columns[0] = _fill_keys(columns[0])
     return Converted(build_nested(target, columns, lengths, nulls), bad)
@@ -149,8 +149,8 @@ def build_block(
 def join_converted(pieces: Sequence[Converted], order: Longs, kind: pa.DataType) -> Converted:
     """Take the values of `pieces` in `order`; -1 becomes null, and is not bad."""
     absent = order < 0
-    places = pa.array(order, mask=absent if absent.any() else None)
-    column = pa.concat_arrays([*(piece.column for piece in pieces), pa.nulls(0, kind)]).take(places)
+    rows = pa.array(order, mask=absent if absent.any() else None)
+    column = pa.concat_arrays([*(piece.column for piece in pieces), pa.nulls(0, kind)]).take(rows)
     bad = np.concatenate([*(piece.bad for piece in pieces), np.zeros(1, np.bool_)])[order]
     return Converted(column, bad)
 
@@ -169,8 +169,10 @@ def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_struct(source):
         if not pa.types.is_struct(target):
             return False
-        places = [(source.get_field_index(child.name), child) for child in target]
-        return all(at >= 0 and can_cast(source.field(at).type, to.type) for at, to in places)
+        fields = [(source.get_field_index(child.name), child) for child in target]
+        return all(
+            index >= 0 and can_cast(source.field(index).type, to.type) for index, to in fields
+        )
     if pa.types.is_list(source):
         return pa.types.is_list(target) and can_cast(source.value_type, target.value_type)
     if pa.types.is_map(source):
@@ -217,7 +219,7 @@ def cast(array: pa.Array, target: pa.DataType) -> Converted:
 @functools.lru_cache(maxsize=1_000)
 def contains(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
     """Return whether a type, or one inside it, is of a kind."""
-    children = [data_type.field(at).type for at in range(data_type.num_fields)]
+    children = [data_type.field(index).type for index in range(data_type.num_fields)]
     return bool(is_kind(data_type)) or any(contains(child, is_kind) for child in children)
 
 
@@ -229,9 +231,9 @@ def cast_scalars(array: pa.Array, target: pa.DataType) -> Converted:
     if source == target:
         return keep(array)
     if pa.types.is_floating(source) and not pa.types.is_floating(target):
-        whole = _cast_whole(array)
-        converted = cast_scalars(whole.column, target)
-        return Converted(converted.column, converted.bad | whole.bad)
+        integers = _cast_whole(array)
+        converted = cast_scalars(integers.column, target)
+        return Converted(converted.column, converted.bad | integers.bad)
     if pa.types.is_decimal(target):
         return _cast_decimals(array, target)
     if pa.types.is_integer(target):
@@ -249,12 +251,12 @@ def _is_text(data_type: pa.DataType) -> bool:
 
 
 def _cast_whole(array: pa.Array) -> Converted:
-    """Cast floats to 64-bit integers; one with a fraction, or out of range, does not fit."""
+    """Cast floats to 64-bit integers; a float with a fraction, or out of range, does not fit."""
     wide = array.cast(pa.float64())
     bound = 2.0**63
     inside = pc.and_(pc.greater_equal(wide, -bound), pc.less(wide, bound))
-    kept, bad = keep(wide, to_mask(pc.invert(pc.and_(inside, pc.equal(wide, pc.floor(wide))))))
-    return Converted(kept.cast(pa.int64()), bad)
+    fitting, bad = keep(wide, to_mask(pc.invert(pc.and_(inside, pc.equal(wide, pc.floor(wide))))))
+    return Converted(fitting.cast(pa.int64()), bad)
 
 
 def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
@@ -266,27 +268,27 @@ def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
         values = pc.fill_null(ticks, 0).to_numpy(zero_copy_only=False) // 1_000
         return keep(pa.array(values, pa.int64(), mask=to_mask(ticks.is_null())).view(target))
     per_second = _PER_SECOND[unit]
-    first, last = MIN_US // 1_000_000 * per_second, (FINAL_US // 1_000_000 + 1) * per_second - 1
-    kept, bad = _limit(ticks, first, last)
-    return Converted(pc.multiply(kept, 1_000_000 // per_second).view(target), bad)
+    low, high = MIN_US // 1_000_000 * per_second, (FINAL_US // 1_000_000 + 1) * per_second - 1
+    fitting, bad = _limit(ticks, low, high)
+    return Converted(pc.multiply(fitting, 1_000_000 // per_second).view(target), bad)
 
 
 def _cast_integers(array: pa.Array, target: pa.DataType) -> Converted:
-    kept, bad = _limit(array, *_get_range(target))
-    return Converted(kept.cast(target), bad)
+    fitting, bad = _limit(array, *_get_range(target))
+    return Converted(fitting.cast(target), bad)
 
 
-def _limit(array: pa.Array, first: int, last: int, numbers: pa.DataType | None = None) -> Converted:
+def _limit(array: pa.Array, low: int, high: int, numbers: pa.DataType | None = None) -> Converted:
     """Mark values outside of `first` to `last` as bad; the range may exceed that of the type."""
-    seen = array if numbers is None else array.view(numbers)
-    least, largest = (bound.as_py() for bound in pc.min_max(seen).values())
-    if least is None or (least >= first and largest <= last):
+    values = array if numbers is None else array.view(numbers)
+    least, largest = (bound.as_py() for bound in pc.min_max(values).values())
+    if least is None or (least >= low and largest <= high):
         return keep(array)
     bad = np.zeros(len(array), np.bool_)
-    if first > least:
-        bad |= to_mask(pc.less(seen, pa.scalar(first, seen.type)))
-    if last < largest:
-        bad |= to_mask(pc.greater(seen, pa.scalar(last, seen.type)))
+    if low > least:
+        bad |= to_mask(pc.less(values, pa.scalar(low, values.type)))
+    if high < largest:
+        bad |= to_mask(pc.greater(values, pa.scalar(high, values.type)))
     return keep(array, bad)
 
 
@@ -298,13 +300,13 @@ def _get_range(integers: pa.DataType) -> tuple[int, int]:
 
 def _cast_decimals(array: pa.Array, target: pa.DataType) -> Converted:
     """Rescale to `target`; round digits beyond its scale half up, as Spark does."""
-    whole = pa.decimal128(20, 0)  # Holds every 64-bit integer.
-    narrow = array if pa.types.is_decimal(array.type) else array.cast(whole)
+    any_integer = pa.decimal128(20, 0)  # Holds every 64-bit integer.
+    narrow = array if pa.types.is_decimal(array.type) else array.cast(any_integer)
     scale = narrow.type.scale
     wide = narrow.cast(pa.decimal256(76, scale))
     if scale > target.scale:
         wide = pc.round(wide, target.scale, round_mode="half_towards_infinity")
     largest = Decimal((0, (9,) * target.precision, -target.scale))
     bound = largest.quantize(Decimal(1).scaleb(-scale), ROUND_FLOOR, Context(prec=76))
-    kept, bad = keep(wide, to_mask(pc.greater(pc.abs(wide), pa.scalar(bound, wide.type))))
-    return Converted(kept.cast(target), bad)
+    fitting, bad = keep(wide, to_mask(pc.greater(pc.abs(wide), pa.scalar(bound, wide.type))))
+    return Converted(fitting.cast(target), bad)

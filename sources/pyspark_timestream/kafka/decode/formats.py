@@ -147,7 +147,7 @@ def can_read(
 
 
 def check_fields(options: KafkaOptions, rules: PayloadRules, requested: RequestedFields) -> None:
-    """Refuse requested fields that the reader's schema lacks, or has with a type of no use."""
+    """Refuse requested fields that the reader's schema lacks, or has with an unusable type."""
     if rules.format == "avro":
         from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns
 
@@ -209,8 +209,8 @@ def _read_json(
     writers = framed.writers if rules.has_registry else ()
     titles = [_find_title(_fetch(options, rules, framed, writer)) for writer in writers]
     block = parse_json(requested, framed.bodies)
-    named = name_rows(titles, framed.codes) if requested.names and titles else None
-    return block._replace(names=named)
+    names = name_rows(titles, framed.codes) if requested.names and titles else None
+    return block._replace(names=names)
 
 
 def _find_title(schema: RegisteredSchema) -> str | None:
@@ -250,23 +250,23 @@ def _refuse_writer(
     reader: ReaderSchema, rules: PayloadRules, writer: WriterSchema, error: SchemaRefused
 ) -> SchemaRefused:
     """Add the names of both schemas, and the next step, to a refusal."""
-    *_, last = reader.versions()
+    *_, latest = reader.versions()
     option = rules.option_name("reader_schema")
-    if last.schema_id is None:
+    if latest.schema_id is None:
         read_by = f"by option '{option}'"
-        way = f"leave that column out, or correct '{option}' and start with a new checkpoint"
+        next_step = f"leave that column out, or correct '{option}' and start with a new checkpoint"
     else:
-        read_by = f"by schema {last.schema_id} (version {last.version} of '{last.subject}')"
-        way = (
+        read_by = f"by schema {latest.schema_id} (version {latest.version} of '{latest.subject}')"
+        next_step = (
             f"start the query again: it then reads such {rules.side}s by the latest version of "
-            f"'{last.subject}', if that has every requested column with a type that fits; "
+            f"'{latest.subject}', if that has every requested column with a type that fits; "
             "otherwise change the column in .schema(...) to what that version has, or leave it out"
         )
     refused = SchemaRefused(
         f"the {rules.side} was written with schema {_show_key(writer)} and is read {read_by}: "
         f"{error.problem}",
         error.accepts,
-        way,
+        next_step,
     )
     refused.row = error.row
     return refused
@@ -282,15 +282,15 @@ _inline: Final = functools.lru_cache(maxsize=1_000)(inline_references)
 def _read_protobuf(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
-    given = options.readers[rules.side]
+    reader = options.readers[rules.side]
 
     def find_message(writer: WriterSchema) -> str | None:
         if not rules.has_registry:
-            return given.message
+            return reader.message
         schema = _fetch(options, rules, framed, writer)
         return _name_message(schema, writer.message or ())
 
-    return read_framed_protobuf(_create_protobuf_reader(given), requested, framed, find_message)
+    return read_framed_protobuf(_create_protobuf_reader(reader), requested, framed, find_message)
 
 
 def read_framed_protobuf(
@@ -313,8 +313,8 @@ def read_framed_protobuf(
     outcomes = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
     reasons = np.where(outcomes == FINE, reasons, outcomes)
     block = read_protobuf(reader, requested, framed.bodies, reasons)
-    named = name_rows(names, framed.codes) if requested.names else None
-    return block._replace(schema_ids=framed.schema_ids, names=named)
+    row_names = name_rows(names, framed.codes) if requested.names else None
+    return block._replace(schema_ids=framed.schema_ids, names=row_names)
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -325,20 +325,20 @@ def _name_message(schema: RegisteredSchema, indexes: tuple[int, ...]) -> str | N
 
 
 @functools.lru_cache(maxsize=16)
-def _create_protobuf_reader(given: ReaderSchema) -> "ProtobufReader":
+def _create_protobuf_reader(schema: ReaderSchema) -> "ProtobufReader":
     from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader
 
-    return create_reader(base64.b64decode(given.text), given.message)
+    return create_reader(base64.b64decode(schema.text), schema.message)
 
 
 @functools.lru_cache(maxsize=16)
-def _create_avro_reader(given: ReaderSchema) -> "AvroReader":
+def _create_avro_reader(schema: ReaderSchema) -> "AvroReader":
     from pyspark_timestream.kafka.decode.avro.schemas import parse_avro_reader
 
     try:
-        return parse_avro_reader(given.text, given.message)
+        return parse_avro_reader(schema.text, schema.message)
     except ValueError as error:
-        where = "" if given.subject is None else f" of subject '{given.subject}'"
+        where = "" if schema.subject is None else f" of subject '{schema.subject}'"
         raise SchemaRefused(
             f"the schema{where} cannot be read: {error}",
             "a schema of Avro",
@@ -346,9 +346,9 @@ def _create_avro_reader(given: ReaderSchema) -> "AvroReader":
         ) from error
 
 
-def _create_avro_readers(given: ReaderSchema) -> "tuple[AvroReader, ...]":
+def _create_avro_readers(schema: ReaderSchema) -> "tuple[AvroReader, ...]":
     """Create the readers of a schema and of its newer versions."""
-    return tuple(map(_create_avro_reader, given.versions()))
+    return tuple(map(_create_avro_reader, schema.versions()))
 
 
 def split_unframed(payloads: pa.Array) -> FramedBlock:
@@ -375,8 +375,8 @@ def split_header_frames(
     A payload is malformed if it lacks that header, or if the header has bytes after the frame; a
     null payload never is.
     """
-    frames, rest, bad = _cut(take_header_values(headers, find_header(headers, name)), indexed)
-    longer = to_mask(rest.is_valid()) & (np.diff(locate(rest)[0]) > 0)
+    frames, remainder, bad = _cut(take_header_values(headers, find_header(headers, name)), indexed)
+    longer = to_mask(remainder.is_valid()) & (np.diff(locate(remainder)[0]) > 0)
     bad = (bad | longer | to_mask(frames.is_null())) & to_mask(payloads.is_valid())
     return _resolve(_blank(frames, to_mask(payloads.is_null()) | bad), payloads, bad, indexed)
 
@@ -392,7 +392,7 @@ def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None
     if length == 0 or int((ends - starts).min()) < length:
         return None
     frame = data[starts[0] : starts[0] + length]
-    if not all(bool((data[starts + place] == byte).all()) for place, byte in enumerate(frame)):
+    if not all(bool((data[starts + index] == byte).all()) for index, byte in enumerate(frame)):
         return None
     writer = _parse_frame(frame.tobytes(), indexed)
     if writer is None:
@@ -436,51 +436,51 @@ def _measure_frames(data: Bytes, starts: Longs, ends: Longs, indexed: bool) -> L
     lengths[ends - starts < lengths] = 0
     if indexed:
         framed = np.flatnonzero(lengths)
-        places = starts[framed] + lengths[framed]
+        positions = starts[framed] + lengths[framed]
         # Most schemas write their first message, which is encoded as a single zero byte.
-        first = _read_bytes(data, places, ends[framed]) == 0
-        behind = places + 1
-        behind[~first] = _skip_indexes(data, places[~first], ends[framed[~first]])
+        is_first = _read_bytes(data, positions, ends[framed]) == 0
+        behind = positions + 1
+        behind[~is_first] = _skip_indexes(data, positions[~is_first], ends[framed[~is_first]])
         lengths[framed] = np.where(behind > 0, behind - starts[framed], 0)
     return lengths
 
 
-def _skip_indexes(data: Bytes, places: Longs, ends: Longs) -> Longs:
-    """Return the places after arrays of message indexes; 0 where one is malformed."""
-    counts, places = _read_varints(data, places, ends)
+def _skip_indexes(data: Bytes, positions: Longs, ends: Longs) -> Longs:
+    """Return the positions after arrays of message indexes; 0 where an array is malformed."""
+    counts, positions = _read_varints(data, positions, ends)
     # Zigzag encodes a negative count as an odd number.
-    sound = (places > 0) & (counts % 2 == 0) & (counts <= 2 * MAX_INDEXES)
+    sound = (positions > 0) & (counts % 2 == 0) & (counts <= 2 * MAX_INDEXES)
     remaining = np.where(sound, counts // 2, 0)
-    places = np.where(sound, places, 0)
+    positions = np.where(sound, positions, 0)
     while (rows := np.flatnonzero(remaining)).size:
-        indexes, behind = _read_varints(data, places[rows], ends[rows])
-        places[rows] = np.where(indexes % 2 == 0, behind, 0)
-        remaining[rows] = np.where(places[rows] > 0, remaining[rows] - 1, 0)
-    return places
+        indexes, behind = _read_varints(data, positions[rows], ends[rows])
+        positions[rows] = np.where(indexes % 2 == 0, behind, 0)
+        remaining[rows] = np.where(positions[rows] > 0, remaining[rows] - 1, 0)
+    return positions
 
 
-def _read_varints(data: Bytes, places: Longs, ends: Longs) -> tuple[Longs, Longs]:
-    """Read a 32-bit varint at each place; return values and the places after, 0 if malformed."""
-    values = np.zeros(len(places), dtype=np.int64)
-    behind = np.zeros(len(places), dtype=np.int64)
-    rows = np.arange(len(places))
+def _read_varints(data: Bytes, positions: Longs, ends: Longs) -> tuple[Longs, Longs]:
+    """Read 32-bit varints; return the values and the positions after them, 0 if malformed."""
+    values = np.zeros(len(positions), dtype=np.int64)
+    behind = np.zeros(len(positions), dtype=np.int64)
+    rows = np.arange(len(positions))
     for step in range(_MAX_VARINT):
-        offsets = places[rows] + step
-        read = _read_bytes(data, offsets, ends[rows])
-        rows, offsets, read = rows[read >= 0], offsets[read >= 0], read[read >= 0]
-        values[rows] |= (read & 0x7F) << (7 * step)
-        last = read < 0x80
-        behind[rows[last]] = offsets[last] + 1
-        rows = rows[~last]
+        offsets = positions[rows] + step
+        byte = _read_bytes(data, offsets, ends[rows])
+        rows, offsets, byte = rows[byte >= 0], offsets[byte >= 0], byte[byte >= 0]
+        values[rows] |= (byte & 0x7F) << (7 * step)
+        is_last = byte < 0x80
+        behind[rows[is_last]] = offsets[is_last] + 1
+        rows = rows[~is_last]
     return values, np.where(values < 2**32, behind, 0)
 
 
-def _read_bytes(data: Bytes, places: Longs, ends: Longs) -> Longs:
-    """Read a byte at each place; -1 where the payload ends before it."""
-    inside = places < ends
+def _read_bytes(data: Bytes, positions: Longs, ends: Longs) -> Longs:
+    """Read a byte at each position; -1 where the payload ends before it."""
+    inside = positions < ends
     if not inside.any():
-        return np.full(len(places), -1, dtype=np.int64)
-    return np.where(inside, data[np.where(inside, places, 0)], -1).astype(np.int64)
+        return np.full(len(positions), -1, dtype=np.int64)
+    return np.where(inside, data[np.where(inside, positions, 0)], -1).astype(np.int64)
 
 
 def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> FramedBlock:
@@ -488,18 +488,20 @@ def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> Fr
     encoded = frames.dictionary_encode()
     writers: dict[WriterSchema, int] = {}
     meaning = np.full(len(encoded.dictionary) + 1, -1, dtype=np.int32)
-    for place, frame in enumerate(encoded.dictionary.to_pylist()):
+    for index, frame in enumerate(encoded.dictionary.to_pylist()):
         writer = _parse_frame(frame, indexed)
         if writer is not None:
-            meaning[place] = writers.setdefault(writer, len(writers))
+            meaning[index] = writers.setdefault(writer, len(writers))
     # The last entry stands for payloads without a frame.
     codes = meaning[encoded.indices.fill_null(len(meaning) - 1).to_numpy(zero_copy_only=False)]
     bad = bad | (to_mask(frames.is_valid()) & (codes < 0))
     if (bad & to_mask(bodies.is_valid())).any():
         bodies = _blank(bodies, bad)
     ids = np.array([writer.schema_id or 0 for writer in writers] + [0], dtype=np.int32)
-    named = np.array([writer.schema_id is not None for writer in writers] + [False])
-    return FramedBlock(bodies, pa.array(ids[codes], mask=~named[codes]), tuple(writers), codes, bad)
+    has_id = np.array([writer.schema_id is not None for writer in writers] + [False])
+    return FramedBlock(
+        bodies, pa.array(ids[codes], mask=~has_id[codes]), tuple(writers), codes, bad
+    )
 
 
 def _parse_frame(frame: bytes, indexed: bool) -> WriterSchema | None:

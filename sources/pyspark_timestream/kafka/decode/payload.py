@@ -98,8 +98,8 @@ class Payload:
         if reasons is None or not reasons.any():
             return {}
         counts = np.bincount(reasons, minlength=len(RECORD_REASONS)).tolist()
-        named = zip(RECORD_REASONS, counts, strict=True)
-        return {reason: count for reason, count in named if reason and count}
+        by_reason = zip(RECORD_REASONS, counts, strict=True)
+        return {reason: count for reason, count in by_reason if reason and count}
 
 
 def required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
@@ -151,9 +151,11 @@ def can_read_writer(
 
 def find_unused_unit(options: KafkaOptions) -> tuple[str, ...]:
     """Return the fields of event times if `timeUnit` affects no time; empty if it affects one."""
-    given = [source for source in (options.start_time, options.end_time) if source is not None]
-    names = tuple(dict.fromkeys(each.name for each in given if each.kind == "field"))
-    has_texts = any(each.kind == "header" for each in given)
+    sources = [source for source in (options.start_time, options.end_time) if source is not None]
+    names = tuple(
+        dict.fromkeys(time_from.name for time_from in sources if time_from.kind == "field")
+    )
+    has_texts = any(time_from.kind == "header" for time_from in sources)
     has_marks = options.cti_header is not None or options.cti_import is not None
     if options.time_unit == "ms" or not names or has_texts or has_marks:
         return ()
@@ -268,18 +270,18 @@ def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
     """Read the punctuations of `block`: the records with a mark or a close."""
     headers: pa.Array = block.headers
     marked, closed = find_header(headers, name), find_header(headers, f"{name}-close")
-    places = np.flatnonzero((marked >= 0) | (closed >= 0))
-    if not len(places):
+    rows = np.flatnonzero((marked >= 0) | (closed >= 0))
+    if not len(rows):
         return NO_MARKS
-    times = to_texts(take_header_values(headers, marked[places]))
+    times = to_texts(take_header_values(headers, marked[rows]))
     us, readable = read_text_times(times, options.time_unit)
-    named = take_header_values(headers, find_header(headers, f"{name}-writer")[places])
-    writers = to_texts(named)
+    writer_names = take_header_values(headers, find_header(headers, f"{name}-writer")[rows])
+    writers = to_texts(writer_names)
     # A name that is not UTF-8 is there, unlike an absent one.
-    garbled = to_mask(writers.is_null()) & to_mask(named.is_valid())
-    is_close = closed[places] >= 0
+    garbled = to_mask(writers.is_null()) & to_mask(writer_names.is_valid())
+    is_close = closed[rows] >= 0
     names = pc.fill_null(writers, "")
-    return Marks(places, us, marked[places] >= 0, readable & ~garbled, names, is_close)
+    return Marks(rows, us, marked[rows] >= 0, readable & ~garbled, names, is_close)
 
 
 def _choose_fields(options: KafkaOptions, projection: Projection | None) -> RequestedFields | None:
@@ -381,12 +383,12 @@ def interleave_ctis(
 
     For each of `ctis_us`, `cti_after` is the index of the record that the CTI row directly follows.
     """
-    kept = np.flatnonzero(keep)
-    places = np.searchsorted(kept, cti_after, side="right")
+    data_rows = np.flatnonzero(keep)
+    positions = np.searchsorted(data_rows, cti_after, side="right")
     if 0 < len(ctis_us) * _ROWS_A_CUT < len(keep):
-        rows = _take_rows(projection, processed, kept, ctis_us[:0])
-        return _insert_rows(rows, places, build_cti_rows(projection, ctis_us))
-    return _take_rows(projection, processed, np.insert(kept, places, -1), ctis_us)
+        rows = _take_rows(projection, processed, data_rows, ctis_us[:0])
+        return _insert_rows(rows, positions, build_cti_rows(projection, ctis_us))
+    return _take_rows(projection, processed, np.insert(data_rows, positions, -1), ctis_us)
 
 
 def _take_rows(
@@ -427,9 +429,9 @@ def _build_column(name: str, projection: Projection, processed: ProcessedBlock) 
         return _build_metadata(projection.metadata[name], processed)
     if name in projection.dead_letter:
         return _build_dead_letter(projection, name, processed)
-    place = projection.fields.get_field_index(name)
-    if place >= 0:
-        return _require(processed.payload.values).columns[place]
+    index = projection.fields.get_field_index(name)
+    if index >= 0:
+        return _require(processed.payload.values).columns[index]
     return _require(processed.payload.keys).columns[projection.key_fields.get_field_index(name)]
 
 
@@ -459,8 +461,8 @@ def _name_reasons(reasons: Reasons | None, rows: int) -> pa.Array:
 
 def _decode_texts(values: pa.Array) -> pa.Array:
     """Decode values; invalid UTF-8 becomes U+FFFD, since readers refuse a column that holds it."""
-    read = values.to_pylist()
-    texts = [None if value is None else value.decode(errors="replace") for value in read]
+    contents = values.to_pylist()
+    texts = [None if value is None else value.decode(errors="replace") for value in contents]
     return pa.array(texts, pa.string())
 
 

@@ -127,9 +127,9 @@ def to_mask(booleans: pa.Array) -> Mask:
     return np.array(booleans.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def take_header_values(headers: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
-    """Take the values at `places` in the flat list of all headers; null where a place is -1."""
-    return headers.flatten().field("value").take(pa.array(places, mask=places < 0))
+def take_header_values(headers: pa.Array, indexes: npt.NDArray[np.int64]) -> pa.Array:
+    """Take the values at `indexes` in the flat list of all headers; null where an index is -1."""
+    return headers.flatten().field("value").take(pa.array(indexes, mask=indexes < 0))
 
 
 def find_header(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
@@ -137,13 +137,13 @@ def find_header(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
 
     The last of repeated headers counts (semantics 1.2).
     """
-    named = pc.equal(headers.flatten().field("key"), name).to_numpy(zero_copy_only=False)
-    places = np.full(len(headers), -1, dtype=np.int64)
-    if named.any():
+    matches = pc.equal(headers.flatten().field("key"), name).to_numpy(zero_copy_only=False)
+    indexes = np.full(len(headers), -1, dtype=np.int64)
+    if matches.any():
         rows = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
         # A later assignment to the same row overwrites an earlier one.
-        places[rows[named]] = np.flatnonzero(named)
-    return places
+        indexes[rows[matches]] = np.flatnonzero(matches)
+    return indexes
 
 
 def locate(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
@@ -158,8 +158,8 @@ def locate(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint
 def name_rows(names: Sequence[str | None], codes: npt.NDArray[np.integer]) -> pa.Array:
     """Return the name of each of n codes, which are indices into `names`; null for -1."""
     # The last place stands for no name.
-    places = np.where(codes < 0, len(names), codes)
-    return pa.array([*names, None], pa.string()).take(pa.array(places))
+    indexes = np.where(codes < 0, len(names), codes)
+    return pa.array([*names, None], pa.string()).take(pa.array(indexes))
 
 
 Reasons = npt.NDArray[np.uint8]
@@ -219,10 +219,10 @@ def nest(path: Path, leaf: Any) -> Tree:
     return {path[0]: leaf}
 
 
-def find_conflict(tree: Tree, added: Tree) -> Path | None:
+def find_conflict(tree: Tree, branch: Tree) -> Path | None:
     """Find a path where two trees have different leaves, or one of them a leaf and one a tree."""
-    for name in tree.keys() & added.keys():
-        node, inner = tree[name], added[name]
+    for name in tree.keys() & branch.keys():
+        node, inner = tree[name], branch[name]
         if isinstance(node, dict) and isinstance(inner, dict):
             below = find_conflict(node, inner)
             if below is not None:
@@ -232,9 +232,9 @@ def find_conflict(tree: Tree, added: Tree) -> Path | None:
     return None
 
 
-def merge(tree: Tree, added: Tree) -> None:
+def merge(tree: Tree, branch: Tree) -> None:
     """Add the fields of a tree without conflict to another."""
-    for name, inner in added.items():
+    for name, inner in branch.items():
         if isinstance(inner, dict):
             merge(tree.setdefault(name, {}), inner)
         else:
@@ -281,33 +281,33 @@ def join_blocks(
     """
     in_order = len(order) == sum(len(block.reasons) for block in blocks)
     in_order = in_order and not (order[1:] < order[:-1]).any()
-    places = None if in_order else pa.array(order, mask=order < 0)
+    rows = None if in_order else pa.array(order, mask=order < 0)
     columns = [
-        _join([block.columns[number] for block in blocks], field.type, places)
+        _join([block.columns[number] for block in blocks], field.type, rows)
         for number, field in enumerate(requested.columns)
     ]
     raw = {
-        name: _join_raw([piece for block in blocks for piece in block.raw[name]], order, places)
+        name: _join_raw([piece for block in blocks for piece in block.raw[name]], order, rows)
         for name in requested.raw
     }
     joined = np.concatenate([*(block.reasons for block in blocks), np.zeros(1, np.uint8)])
     return DecodedBlock(columns, raw, np.where(order < 0, reasons, joined[order]))
 
 
-def _join(pieces: list[pa.Array], kind: pa.DataType, places: pa.Array | None) -> pa.Array:
+def _join(pieces: list[pa.Array], kind: pa.DataType, rows: pa.Array | None) -> pa.Array:
     joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays([*pieces, pa.nulls(0, kind)])
-    return joined if places is None else joined.take(places)
+    return joined if rows is None else joined.take(rows)
 
 
 def _join_raw(
-    pieces: list[pa.Array], order: npt.NDArray[np.int64], places: pa.Array | None
+    pieces: list[pa.Array], order: npt.NDArray[np.int64], rows: pa.Array | None
 ) -> list[pa.Array]:
     """Join the pieces of a raw field, which may differ in type."""
     kinds = {piece.type for piece in pieces}
     if len(kinds) > 1 and all(map(pa.types.is_integer, kinds)):
         pieces, kinds = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
     if len(kinds) <= 1:
-        return [_join(pieces, kinds.pop() if kinds else pa.null(), places)]
+        return [_join(pieces, kinds.pop() if kinds else pa.null(), rows)]
     # Types differ if, say, a writer changed whole numbers to fractions: each keeps its type.
     starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
     owners = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)

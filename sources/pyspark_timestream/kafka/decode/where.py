@@ -297,7 +297,7 @@ class _Typing:
 
     def _operand(self, node: Node) -> _Step:
         if isinstance(node, Name):
-            return self._column(node.parts)
+            return self._column(node.path)
         if isinstance(node, Constant):
             return _make_value(node)
         match node.name:
@@ -354,10 +354,10 @@ class _Typing:
         return _Compare(node.name, left, right, common)
 
     def _compare_null(self, node: Operation, left: _Step, right: _Step) -> _Step:
-        other = right if left.type == pa.null() else left
-        if not _is_comparable(other.type) and other.type != pa.null():
-            raise _Wrong(f"{_name(other.type)} is not compared")
-        return _IsNull(other) if node.name == "<=>" else _Value(None, _BOOLEAN)
+        operand = right if left.type == pa.null() else left
+        if not _is_comparable(operand.type) and operand.type != pa.null():
+            raise _Wrong(f"{_name(operand.type)} is not compared")
+        return _IsNull(operand) if node.name == "<=>" else _Value(None, _BOOLEAN)
 
     def _in(self, node: Operation) -> _Step:
         operand = self._operand(node.inputs[0])
@@ -453,11 +453,11 @@ def _read_time(text: str, kind: pa.DataType) -> _Value:
     return _Value(us // DAY_US if kind == pa.date32() else us, kind)
 
 
-def _fit_text(step: _Step, other: _Step) -> _Step:
+def _fit_text(step: _Step, beside: _Step) -> _Step:
     """Read a text that is compared with a date or time as one, as Spark does in every session."""
-    is_time = pa.types.is_date(other.type) or pa.types.is_timestamp(other.type)
+    is_time = pa.types.is_date(beside.type) or pa.types.is_timestamp(beside.type)
     if is_time and isinstance(step, _Value) and step.type == pa.string():
-        return _read_time(step.value, other.type)
+        return _read_time(step.value, beside.type)
     return step
 
 
@@ -495,27 +495,27 @@ def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
 
 
 def _advise(left: _Step, right: _Step) -> str:
-    for step, other in ((left, right), (right, left)):
-        if isinstance(step, _Value) and step.type == pa.string() and _is_number(other.type):
+    for step, beside in ((left, right), (right, left)):
+        if isinstance(step, _Value) and step.type == pa.string() and _is_number(beside.type):
             return f"write the number without quotes: {step.value}"
     if pa.date32() in (left.type, right.type) or INSTANT in (left.type, right.type):
         return "write a text with date, time and zone, such as '2024-05-01T08:30:00Z'"
-    for step, other in ((left, right), (right, left)):
-        if isinstance(step, _Value) and (step.type, other.type) == (pa.string(), pa.binary()):
+    for step, beside in ((left, right), (right, left)):
+        if isinstance(step, _Value) and (step.type, beside.type) == (pa.string(), pa.binary()):
             return f"write the bytes in hexadecimal digits: X'{step.value.encode().hex()}'"
     return "compare values of one type, or filter in Spark"
 
 
 def _refuse_rounding(left: _Step, right: _Step) -> None:
     """Refuse to compare a float with a whole number that it cannot hold: sessions differ there."""
-    for step, other in ((left, right), (right, left)):
-        if step.type != pa.float32() or other.type not in (pa.int32(), pa.int64()):
+    for step, beside in ((left, right), (right, left)):
+        if step.type != pa.float32() or beside.type not in (pa.int32(), pa.int64()):
             continue
-        value = other.value if isinstance(other, _Value) else None
+        value = beside.value if isinstance(beside, _Value) else None
         if value is None or int(np.float32(value)) != value:
             raise _Wrong(
-                f"float is compared with {_name(other.type)}, which Spark does in float or double, "
-                "as the session's settings say",
+                f"float is compared with {_name(beside.type)}, which Spark does in float or "
+                "double, as the session's settings say",
                 "declare the column a double",
             )
 
@@ -633,5 +633,5 @@ def _name(kind: pa.DataType) -> str:
 
 def _show(node: Node) -> str:
     if isinstance(node, Name):
-        return f"'{format_path(node.parts)}'"
+        return f"'{format_path(node.path)}'"
     return f"'{node.value}'" if isinstance(node, Constant) else f"'{node.name}'"

@@ -1,8 +1,8 @@
 """What may be diagnosed in a stream: the kinds, with causes and fixes, and the warnings given.
 
-The offset and its counters determine which diagnoses hold. The offset also keeps the warnings
-given, so a diagnosis that still holds, or holds again, is repeated only if its level has risen. The
-progress report lists the warnings that hold; the log gets only new ones.
+The offset and its counters determine which diagnoses hold. The offset also keeps the warnings, so a
+diagnosis that still holds, or holds again, is repeated only if its level has risen. The progress
+report lists the warnings that hold; the log gets only new ones.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _MAX_NAMED: Final = 3
 """A sentence names this many partitions, and counts the others."""
 
 _MAX_COUNTED: Final = 10
-"""This many partitions are listed with their counts; the rest is summed up."""
+"""This many partitions are listed with their counts; the others are summed up."""
 
 MOST: Final = 0.5
 """From this fraction of a partition's events on, the options are wrong and not the events."""
@@ -248,7 +248,7 @@ WRITER_CLOCK_ADVICE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis(GivenWarning):
-    """Something that is wrong, or that holds results back: a warning, and what is known beside it.
+    """Something that is wrong, or that holds results back: a warning with more facts.
 
     Attributes:
         since_us: the wall clock since when it holds, within the history; None: unknown.
@@ -256,7 +256,7 @@ class Diagnosis(GivenWarning):
         writers: the (partition, writer's name) concerned.
         scope: the records that it is about, such as `lately`; empty: all.
         share: the fraction of its partitions' events that it is about.
-        well: those of its partitions in which so few events are concerned that they are healthy.
+        well: its partitions that count as healthy, because it is about few of their events.
     """
 
     kind: Kind
@@ -289,14 +289,18 @@ class Diagnosis(GivenWarning):
         return compose_message(f"{self.kind}: {self.cause}: {self.full_text}", next_step=self.fix)
 
 
-def name_partitions(parts: Sequence[Partition]) -> str:
+def name_partitions(partitions: Sequence[Partition]) -> str:
     """Name the first few partitions, and count the others.
 
     >>> name_partitions([Partition("t", number) for number in range(5)])
     "topic 't' partition 0, topic 't' partition 1, topic 't' partition 2 and 2 more"
     """
-    shown = ", ".join(str(part) for part in parts[:_MAX_NAMED])
-    return shown if len(parts) <= _MAX_NAMED else f"{shown} and {len(parts) - _MAX_NAMED} more"
+    names = ", ".join(str(partition) for partition in partitions[:_MAX_NAMED])
+    return (
+        names
+        if len(partitions) <= _MAX_NAMED
+        else f"{names} and {len(partitions) - _MAX_NAMED} more"
+    )
 
 
 def list_counts(counts: Mapping[Partition, int]) -> str:
@@ -305,17 +309,17 @@ def list_counts(counts: Mapping[Partition, int]) -> str:
     >>> list_counts({Partition("t", 0): 2, Partition("t", 1): 7})
     "7 of topic 't' partition 1, 2 of topic 't' partition 0"
     """
-    parts = sort_by_count(counts)
-    listed = [f"{counts[part]} of {part}" for part in parts[:_MAX_COUNTED]]
-    rest = sum(counts[part] for part in parts[_MAX_COUNTED:])
-    if rest:
-        listed.append(f"{rest} of {len(parts) - _MAX_COUNTED} more partitions")
+    partitions = sort_by_count(counts)
+    listed = [f"{counts[partition]} of {partition}" for partition in partitions[:_MAX_COUNTED]]
+    remainder = sum(counts[partition] for partition in partitions[_MAX_COUNTED:])
+    if remainder:
+        listed.append(f"{remainder} of {len(partitions) - _MAX_COUNTED} more partitions")
     return ", ".join(listed)
 
 
 def sort_by_count(counts: Mapping[Partition, int]) -> list[Partition]:
     """Return the partitions, those with the greatest counts first."""
-    return sorted(counts, key=lambda part: (-counts[part], part))
+    return sorted(counts, key=lambda partition: (-counts[partition], partition))
 
 
 def update_warnings(
@@ -325,31 +329,35 @@ def update_warnings(
 ) -> Warnings:
     """Return the warnings after an update, in the order of kinds.
 
-    Of `diagnoses`, which hold now, the first of each kind counts. A warning takes the newest text,
-    with the present counts; `detail` describes it anew by its records if it holds again, has
-    another cause, or has risen in level. Texts depend on the stream and not on the wall clock, so
-    that an unchanged stream has equal offsets.
+    `diagnoses` hold now; the first of each kind counts. A warning takes the newest text, with the
+    present counts. `detail` describes it again by its records if it holds again, has another cause,
+    or has risen in level. Texts depend on the stream and not on the wall clock, so that an
+    unchanged stream has equal offsets.
     """
-    by_kind = {each.kind: each for each in before}
-    after = {kind: dataclasses.replace(each, holds=False) for kind, each in by_kind.items()}
-    for kind, diagnosis in {str(each.kind): each for each in reversed(list(diagnoses))}.items():
-        given, shown = by_kind.get(kind), diagnosis.detail
-        level = max(diagnosis.level, given.level if given else 0)
+    by_kind = {warning.kind: warning for warning in before}
+    after = {kind: dataclasses.replace(warning, holds=False) for kind, warning in by_kind.items()}
+    for kind, diagnosis in {
+        str(diagnosis.kind): diagnosis for diagnosis in reversed(list(diagnoses))
+    }.items():
+        earlier, description = by_kind.get(kind), diagnosis.detail
+        level = max(diagnosis.level, earlier.level if earlier else 0)
         now = True, level, diagnosis.cause
-        if not shown and given and (given.holds, given.level, given.cause) == now:
-            shown = given.detail
+        if not description and earlier and (earlier.holds, earlier.level, earlier.cause) == now:
+            description = earlier.detail
         else:
-            shown = shown or detail(diagnosis)
+            description = description or detail(diagnosis)
         scoped = dataclasses.replace(diagnosis, detail="").full_text
-        after[kind] = GivenWarning(kind, diagnosis.cause, scoped, shown, diagnosis.advice, level)
+        after[kind] = GivenWarning(
+            kind, diagnosis.cause, scoped, description, diagnosis.advice, level
+        )
     return tuple(after[kind] for kind in Kind if kind in after)
 
 
 def find_new_warnings(before: Warnings, after: Warnings) -> list[Diagnosis]:
     """Return what to log: kinds that are new in `after`, or that have risen in level."""
-    levels = {each.kind: each.level for each in before}
-    fresh = (each for each in after if each.level > levels.get(each.kind, -1))
-    return [_recall(each) for each in fresh if each.kind in _KNOWN]
+    levels = {warning.kind: warning.level for warning in before}
+    fresh = (warning for warning in after if warning.level > levels.get(warning.kind, -1))
+    return [_recall(warning) for warning in fresh if warning.kind in _KNOWN]
 
 
 def recall_warnings(warnings: Warnings) -> list[Diagnosis]:
@@ -357,18 +365,20 @@ def recall_warnings(warnings: Warnings) -> list[Diagnosis]:
     return [_recall(warning) for warning in warnings if warning.holds and warning.kind in _KNOWN]
 
 
-def _recall(given: GivenWarning) -> Diagnosis:
-    return Diagnosis(**{**dataclasses.asdict(given), "kind": _KNOWN[given.kind]})
+def _recall(warning: GivenWarning) -> Diagnosis:
+    return Diagnosis(**{**dataclasses.asdict(warning), "kind": _KNOWN[warning.kind]})
 
 
 def add_details(diagnoses: Iterable[Diagnosis], warnings: Warnings) -> list[Diagnosis]:
-    """Add to each diagnosis the detail and advice that its warning was given with."""
+    """Add to each diagnosis the detail and advice of its warning."""
     by_kind = {warning.kind: warning for warning in warnings}
-    told = []
-    for each in diagnoses:
-        given = by_kind.get(each.kind)
-        if given is not None:
-            advice = (given.holds and given.advice) or each.advice
-            each = dataclasses.replace(each, detail=each.detail or given.detail, advice=advice)
-        told.append(each)
-    return told
+    detailed = []
+    for diagnosis in diagnoses:
+        warning = by_kind.get(diagnosis.kind)
+        if warning is not None:
+            advice = (warning.holds and warning.advice) or diagnosis.advice
+            diagnosis = dataclasses.replace(
+                diagnosis, detail=diagnosis.detail or warning.detail, advice=advice
+            )
+        detailed.append(diagnosis)
+    return detailed

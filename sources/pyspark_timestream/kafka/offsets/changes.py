@@ -78,13 +78,13 @@ class ClockChange:
 
     def apply(self, settings: Settings) -> dict[str, str]:
         """Return the pinned options after the change, from those before it."""
-        rest = {name: text for name, text in settings.items() if name not in self.old}
-        return {**rest, **{name: self.new[name] for name in self.new if name != IDLE_TIMEOUT}}
+        unchanged = {name: text for name, text in settings.items() if name not in self.old}
+        return {**unchanged, **{name: self.new[name] for name in self.new if name != IDLE_TIMEOUT}}
 
     def undo(self, settings: Settings) -> dict[str, str]:
         """Return the pinned options before the change, from those after it."""
-        rest = {name: text for name, text in settings.items() if name not in self.new}
-        return {**rest, **{name: self.old[name] for name in self.old if name != IDLE_TIMEOUT}}
+        unchanged = {name: text for name, text in settings.items() if name not in self.new}
+        return {**unchanged, **{name: self.old[name] for name in self.old if name != IDLE_TIMEOUT}}
 
 
 def _quote(text: str | None) -> str:
@@ -142,21 +142,21 @@ class Pinned(Protocol):
 
 
 def find_change(
-    options: KafkaOptions, settings: Settings, last: Pinned, unpinned: Settings
+    options: KafkaOptions, settings: Settings, last_offset: Pinned, unpinned: Settings
 ) -> NewRules | None:
     """Return how today's options differ from those of the last offset; None if they do not.
 
     `settings` are those of today's options that a checkpoint pins, `unpinned` those that the next
     offset notes although they may change.
     """
-    before = {**last.settings, **_select_idle_timeout(last.unpinned)}
+    before = {**last_offset.settings, **_select_idle_timeout(last_offset.unpinned)}
     after = {**settings, **_select_idle_timeout(unpinned)}
     if before == after:
         return None
     return NewRules(
         *compare_settings(before, after),
         settings,
-        options.as_of(last.settings),
+        options.as_of(last_offset.settings),
         options,
     )
 
@@ -200,11 +200,11 @@ def keep_changes(changes: Sequence[ClockChange], committed: int) -> tuple[ClockC
     which anyone may make, never push it out.
     """
     dispensable = max(len(changes) - MOST_CHANGES, 0)
-    last_pinned = max((n for n, each in enumerate(changes) if each.is_of_pinned), default=-1)
+    last_pinned = max((n for n, change in enumerate(changes) if change.is_of_pinned), default=-1)
     return tuple(
         change
-        for place, change in enumerate(changes)
-        if place >= dispensable or place == last_pinned or change.number > committed
+        for index, change in enumerate(changes)
+        if index >= dispensable or index == last_pinned or change.number > committed
     )
 
 
@@ -238,10 +238,10 @@ def find_obstacle(
             return "adds no topics to a stream with an end"
         return None
     if name in CTI_SETTINGS and old is None:
-        beside = any(other in stored for other in CTI_SETTINGS)
+        beside = any(cti_setting in stored for cti_setting in CTI_SETTINGS)
         return None if beside else "adds a source of CTIs only beside another"
     if name in CTI_SETTINGS and new is None:
-        is_last = not any(other in settings for other in CTI_SETTINGS)
+        is_last = not any(cti_setting in settings for cti_setting in CTI_SETTINGS)
         return "leaves a source of CTIs out only beside another" if is_last else None
     if kind == "value":
         return None

@@ -168,14 +168,18 @@ def _unpack(text: str, start: PartitionState) -> PartitionState:
     """
     try:
         inflate = zlib.decompressobj(_RAW_DEFLATE, zdict=_dictionary(start))
-        read = inflate.decompress(base64.b85decode(text), _MOST_UNPACKED)
+        unpacked = inflate.decompress(base64.b85decode(text), _MOST_UNPACKED)
         if not inflate.eof or inflate.unused_data:
             raise ValueError("it does not end where it should")
-        head, _, body = read.partition(b"\n")
-        fields, rest = json.loads(head), BytesIO(body)
+        head, _, body = unpacked.partition(b"\n")
+        fields, packed_writers = json.loads(head), BytesIO(body)
         described = fields.pop("writers", None)
-        writers = () if described is None else _unpack_writers(described, dict(start.writers), rest)
-        if rest.read(1):
+        writers = (
+            ()
+            if described is None
+            else _unpack_writers(described, dict(start.writers), packed_writers)
+        )
+        if packed_writers.read(1):
             raise ValueError("there are more numbers than writers")
         return replace(PartitionState.from_json(fields), writers=writers)
     except _UNREADABLE as error:
@@ -221,14 +225,14 @@ def _unpack_writers(
     head: list[Any], before: Mapping[str, WriterState], body: BytesIO
 ) -> tuple[tuple[str, WriterState], ...]:
     shared, ends_of_names, *described = head
-    new, left = [""], _MOST_UNPACKED
+    new, bytes_left = [""], _MOST_UNPACKED
     for size, end in zip(shared, ends_of_names, strict=True):
         new.append(new[-1][:size] + end)
-        left -= len(new[-1])
-        if left < 0:
+        bytes_left -= len(new[-1])
+        if bytes_left < 0:
             raise ValueError("its names are too long")
-    kept = compress(before, _from_bits(body, len(before)).tolist())
-    names = sorted((*kept, *new[1:]))
+    old_names = compress(before, _from_bits(body, len(before)).tolist())
+    names = sorted((*old_names, *new[1:]))
     starts = _to_table(before, names)
     ends, numbers = np.empty_like(starts), iter(described)
     for number in range(len(WriterState._fields)):
@@ -304,10 +308,10 @@ def _to_bits(flags: Mask | NDArray[np.uint8]) -> bytes:
 
 def _from_bits(body: BytesIO, count: int) -> Mask:
     size = -(-count // 8)
-    read = np.frombuffer(body.read(size), dtype=np.uint8)
-    if len(read) < size:
+    packed = np.frombuffer(body.read(size), dtype=np.uint8)
+    if len(packed) < size:
         raise ValueError("there are fewer numbers than writers")
-    return np.unpackbits(read, count=count).astype(bool)
+    return np.unpackbits(packed, count=count).astype(bool)
 
 
 def _to_text(value: Mapping[str, Any] | list[Any]) -> str:

@@ -143,8 +143,8 @@ def defer(pending: Pending, end: int, cti_us: int) -> Pending:
     """
     if pending and pending[-1][1] >= cti_us:
         return pending
-    kept = tuple(pair for pair in pending if pair[0] < end)
-    return (*kept[: MAX_PENDING - 1], (end, cti_us))
+    earlier = tuple(pair for pair in pending if pair[0] < end)
+    return (*earlier[: MAX_PENDING - 1], (end, cti_us))
 
 
 def release(pending: Pending, position: int) -> tuple[int | None, Pending]:

@@ -207,7 +207,7 @@ def _read_tuples(value: Mapping[str, Any], name: str, size: int) -> Any:
     if name not in value:
         return ()
     entries = tuple(map(tuple, value[name]))
-    if any(len(each) != size for each in entries):
+    if any(len(entry) != size for entry in entries):
         raise ValueError(f"of {name}: not all have {size} numbers")
     return entries
 
@@ -407,11 +407,11 @@ def read_recorded_offset(value: Mapping[str, Any]) -> StreamOffset:
 
 
 def _find_bad_range(offset: StreamOffset) -> str | None:
-    for partition, each in (*offset.partitions.items(), *offset.missing.items()):
-        if not 0 <= each.start_inclusive <= each.end_exclusive:
+    for partition, partition_offset in (*offset.partitions.items(), *offset.missing.items()):
+        if not 0 <= partition_offset.start_inclusive <= partition_offset.end_exclusive:
             return (
                 f"partition {partition.number} of '{partition.topic}' is read from "
-                f"{each.start_inclusive} to {each.end_exclusive}"
+                f"{partition_offset.start_inclusive} to {partition_offset.end_exclusive}"
             )
     return None if offset.number >= 0 and offset.tasks >= 0 else "a number is negative"
 
@@ -421,12 +421,13 @@ def _find_bad_change(offset: StreamOffset) -> str | None:
     numbers = [change.number for change in offset.changes]
     if numbers and (numbers != sorted({*numbers}) or numbers[0] < 0 or numbers[-1] > offset.number):
         return f"its changes are those of the batches {numbers}"
-    for partition, each in (*offset.partitions.items(), *offset.missing.items()):
-        points = each.change_points
+    for partition, partition_offset in (*offset.partitions.items(), *offset.missing.items()):
+        points = partition_offset.change_points
         if not points:
             continue
         if points != tuple(sorted(points)) or any(
-            number not in numbers or not 0 <= at <= each.end_exclusive for number, at in points
+            number not in numbers or not 0 <= position <= partition_offset.end_exclusive
+            for number, position in points
         ):
             return f"the changes of {partition} are at {list(points)}"
     return next(filter(None, map(find_bad_value, offset.changes)), None)

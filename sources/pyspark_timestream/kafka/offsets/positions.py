@@ -106,21 +106,21 @@ def keep_missing(
     previous, existing, now_us = state.previous, state.snapshot.positions, state.snapshot.now_us
     gone = {
         partition: replace(
-            last,
-            start_inclusive=last.end_exclusive,
+            last_offset,
+            start_inclusive=last_offset.end_exclusive,
             state=state.clocks[partition],
             idle=False,
             caught_up_since_us=now_us,
         )
-        for partition, last in previous.partitions.items()
+        for partition, last_offset in previous.partitions.items()
         if partition not in existing and partition in state.clocks
     }
     return {
-        partition: last
-        for partition, last in {**previous.missing, **gone}.items()
+        partition: last_offset
+        for partition, last_offset in {**previous.missing, **gone}.items()
         if partition not in existing
         and previous.topic_ids.get(partition.topic, "") == topic_ids.get(partition.topic)
-        and now_us - (last.caught_up_since_us or 0) < _MAX_MISSING_US
+        and now_us - (last_offset.caught_up_since_us or 0) < _MAX_MISSING_US
     }
 
 
@@ -208,8 +208,8 @@ class _Bound:
         spelt = ", -2 or -1" if EARLIEST in self.words else " or -1"
         offsets = {}
         for partition, end in ends.items():
-            named = self.offsets[partition]
-            offset = words[named][partition] if named in self.words else named
+            user_offsets = self.offsets[partition]
+            offset = words[user_offsets][partition] if user_offsets in self.words else user_offsets
             if not earliest[partition] <= offset <= end and options.fail_on_data_loss:
                 raise DataLost(
                     f"option '{self.name}': {partition} has offsets {earliest[partition]} to "
@@ -219,14 +219,14 @@ class _Bound:
             offsets[partition] = min(max(offset, earliest[partition]), end)
         return offsets
 
-    def _check_names(self, named: _ByPartition, listed: Collection[Partition]) -> None:
+    def _check_names(self, user_offsets: _ByPartition, listed: Collection[Partition]) -> None:
         """Check that the option names exactly the partitions that are read."""
-        if set(named) == set(listed):
+        if set(user_offsets) == set(listed):
             return
-        words = [_WORDS[word] for word in self.words] if named is self.offsets else []
+        words = [_WORDS[word] for word in self.words] if user_offsets is self.offsets else []
         raise OptionError(
             self.name,
-            f"it names {_name_partitions(named)}, but the partitions are "
+            f"it names {_name_partitions(user_offsets)}, but the partitions are "
             f"{_name_partitions(listed)}",
             f"exactly the partitions that are read{'; ' if words else ''}{', '.join(words)}",
             "name each of them once",

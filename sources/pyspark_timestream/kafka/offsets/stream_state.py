@@ -141,8 +141,8 @@ class StreamState:
         """Return a partition's clock after the last batch; a new partition has a fresh clock."""
         if partition in self.clocks:
             return self.clocks[partition]
-        last = self.last_of(partition)
-        return PartitionState() if last is None else last.state
+        last_offset = self.last_of(partition)
+        return PartitionState() if last_offset is None else last_offset.state
 
     def is_new(self, partition: Partition) -> bool:
         """Return whether the last batch did not have the partition."""
@@ -150,8 +150,8 @@ class StreamState:
 
     def was_idle(self, partition: Partition) -> bool:
         """Return whether the partition was idle in the last batch."""
-        last = self.previous.partitions.get(partition)
-        return last is not None and last.idle
+        last_offset = self.previous.partitions.get(partition)
+        return last_offset is not None and last_offset.idle
 
     @property
     def has_run_ended(self) -> bool:
@@ -179,8 +179,12 @@ def max_emitted_cti(
     Every batch begins with its stream CTI unless that was emitted before, so only a CTI that one of
     its tasks has proven can be greater.
     """
-    active = [partition for partition, last in sorted(previous.partitions.items()) if not last.idle]
-    place = {partition: index for index, partition in enumerate(active)}
+    active = [
+        partition
+        for partition, last_offset in sorted(previous.partitions.items())
+        if not last_offset.idle
+    ]
+    indexes = {partition: index for index, partition in enumerate(active)}
     start_us = [previous.partitions[partition].state.cti_us for partition in active]
     # A partition that is missing now has no end state: its clock at the start counts.
     end_us = [
@@ -191,7 +195,7 @@ def max_emitted_cti(
         for partition, start in zip(active, start_us, strict=True)
     ]
     groups = [
-        [place[offset_range.partition] for offset_range in group] for group in previous.groups()
+        [indexes[offset_range.partition] for offset_range in group] for group in previous.groups()
     ]
     return max_known(find_max_proven(start_us, end_us, groups), previous.cti_us)
 
@@ -302,15 +306,15 @@ class _Pace:
 
     def estimate(self, bound_us: int | None) -> int:
         """Estimate how many offsets lie before the bound."""
-        most = _GROWTH * self.size + MIN_READ
+        limit = _GROWTH * self.size + MIN_READ
         if bound_us is None or self.before_us is None or self.last_us is None:
-            return most
+            return limit
         gain_us = self.last_us - self.before_us
         if gain_us < 0:
             return max(self.size, MIN_READ)
         if gain_us == 0:
-            return most
-        return min(max(self.size * (bound_us - self.last_us) // gain_us, MIN_READ), most)
+            return limit
+        return min(max(self.size * (bound_us - self.last_us) // gain_us, MIN_READ), limit)
 
 
 def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignment:
@@ -350,11 +354,11 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
 
 
 def _find_pace(state: StreamState, partition: Partition, skew: MaxSkew) -> _Pace:
-    last = state.last_of(partition)
-    if last is None:
+    last_offset = state.last_of(partition)
+    if last_offset is None:
         return _Pace(None, None, 0)
-    size = last.size
-    return _Pace(skew.time_of(last.state), skew.time_of(state.clock_of(partition)), size)
+    size = last_offset.size
+    return _Pace(skew.time_of(last_offset.state), skew.time_of(state.clock_of(partition)), size)
 
 
 def align_ends(

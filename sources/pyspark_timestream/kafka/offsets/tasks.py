@@ -41,12 +41,16 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     active = [
         partition for partition, partition_offset in partitions.items() if not partition_offset.idle
     ]
-    place = {partition: index for index, partition in enumerate(active)}
+    indexes = {partition: index for index, partition in enumerate(active)}
     mine = [
-        [place[offset_range.partition] for offset_range in group if offset_range.partition in place]
+        [
+            indexes[offset_range.partition]
+            for offset_range in group
+            if offset_range.partition in indexes
+        ]
         for group in groups
     ]
-    others = find_min_of_others([partitions[each].state.cti_us for each in active], mine)
+    others = find_min_of_others([partitions[member].state.cti_us for member in active], mine)
     plans = [
         TaskPlan(
             tuple(
@@ -76,10 +80,10 @@ def note_restart_point(
     `partition_offset` is the partition in the previous offset, None if it is new. `position` is the
     start of the new batch. `committed` is the last batch that no restart runs again; -1 if none.
     """
-    kept = _keep_after(partition_offset.restart_points if partition_offset else (), committed)
+    entries = _keep_after(partition_offset.restart_points if partition_offset else (), committed)
     if partition_offset is not None and position >= partition_offset.end_exclusive:
-        return kept
-    return (*kept, (batch, position))
+        return entries
+    return (*entries, (batch, position))
 
 
 def note_forced_cti(
@@ -94,13 +98,13 @@ def note_forced_cti(
     The arguments are those of `note_restart_point`; `cti_us` is the CTI to which the clock is
     raised at `position`, None if it is not.
     """
-    kept = _keep_after(partition_offset.forced_ctis if partition_offset else (), committed)
+    entries = _keep_after(partition_offset.forced_ctis if partition_offset else (), committed)
     # If reading goes back, CTIs that were forced further ahead now apply from `position` on.
-    kept = tuple((number, min(offset, position), us) for number, offset, us in kept)
+    entries = tuple((number, min(offset, position), us) for number, offset, us in entries)
     if cti_us is None:
-        return kept
+        return entries
     # Of two CTIs at one place, the later one is the higher and replaces the other.
-    return (*(entry for entry in kept if entry[1] < position), (batch, position, cti_us))
+    return (*(entry for entry in entries if entry[1] < position), (batch, position, cti_us))
 
 
 def note_change_points(
@@ -117,12 +121,12 @@ def note_change_points(
     if partition_offset is None:
         # It begins with the newest options.
         return tuple((change.number, position) for change in changes if change.number > committed)
-    kept = tuple(
+    entries = tuple(
         (number, min(offset, position))
         for number, offset in _keep_after(partition_offset.change_points, committed)
     )
     is_changed = changes and changes[-1].number == batch
-    return (*kept, (batch, position)) if is_changed else kept
+    return (*entries, (batch, position)) if is_changed else entries
 
 
 def join_batches(
@@ -151,7 +155,7 @@ def join_batches(
         **{partition: partition_offset.state for partition, partition_offset in missing.items()},
         **states,
     }
-    whole: dict[Partition, PartitionOffset] = {}
+    joined_partitions: dict[Partition, PartitionOffset] = {}
     task_ranges: dict[Partition, TaskRange] = {}
     for partition, partition_offset in {**end.missing, **end.partitions}.items():
         begins = [offset for number, offset in partition_offset.restart_points if number > after]
@@ -168,7 +172,7 @@ def join_batches(
             for number, offset, us in partition_offset.forced_ctis
             if number > after
         ]
-        whole[partition] = dataclasses.replace(partition_offset, start_inclusive=begin)
+        joined_partitions[partition] = dataclasses.replace(partition_offset, start_inclusive=begin)
         task_ranges[partition] = TaskRange(
             Range(partition, begin, partition_offset.end_exclusive),
             states.get(partition, PartitionState()),
@@ -180,7 +184,7 @@ def join_batches(
             ),
             end_cti_us=partition_offset.end_cti_us,
         )
-    joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
+    joined = dataclasses.replace(end, partitions=joined_partitions, tasks=max(end.tasks, 1))
     # How far the other partitions were at each moment is lost, so a task proves no CTI. The CTI at
     # the start of the last batch holds once everything has been read.
     others: tuple[None, ...] = (None,) * (len(task_ranges) > 1)
@@ -205,8 +209,8 @@ def leave_out(plans: Iterable[TaskPlan], topics: Collection[str]) -> list[TaskPl
         dataclasses.replace(
             plan,
             ranges=tuple(
-                _empty(each) if each.offsets.partition.topic in topics else each
-                for each in plan.ranges
+                _empty(task_range) if task_range.offsets.partition.topic in topics else task_range
+                for task_range in plan.ranges
             ),
         )
         for plan in plans
@@ -282,7 +286,7 @@ def slice_read(
     ]
     ranges = _open_outer_ends(cut_ranges(spans, options.min_partitions, options.max_records))
     count = max(len(ranges), min(len(spans), MAX_SPARE_TASKS), 1)
-    named = frozenset(open_range.partition for open_range in ranges)
+    own_partitions = frozenset(open_range.partition for open_range in ranges)
     first_spare = max(count - MAX_SPARE_TASKS, 0)
     return [
         ReadSlice(
@@ -290,7 +294,7 @@ def slice_read(
             count,
             tuple(ranges[number : number + 1]),
             number - first_spare if number >= first_spare else None,
-            named if number >= first_spare else frozenset(),
+            own_partitions if number >= first_spare else frozenset(),
         )
         for number in range(count)
     ]
@@ -298,9 +302,11 @@ def slice_read(
 
 def select_partitions(own_slice: ReadSlice, listed: Collection[Partition]) -> list[Partition]:
     """Return those existing partitions that the task reads, whole or cut."""
-    read = {open_range.partition for open_range in own_slice.ranges}
+    own_partitions = {open_range.partition for open_range in own_slice.ranges}
     return [
-        partition for partition in listed if partition in read or _is_spare(own_slice, partition)
+        partition
+        for partition in listed
+        if partition in own_partitions or _is_spare(own_slice, partition)
     ]
 
 
@@ -329,9 +335,9 @@ def plan_slice(
     task_ranges = []
     for partition, start in sorted(starts.items()):
         stop = stops[partition]
-        _, first, last = open_ranges.get(partition, OpenRange(partition, None, None))
-        begin = start if first is None else max(first, start)
-        offset_range = Range(partition, begin, stop if last is None else min(last, stop))
+        _, begin_at, end_at = open_ranges.get(partition, OpenRange(partition, None, None))
+        begin = start if begin_at is None else max(begin_at, start)
+        offset_range = Range(partition, begin, stop if end_at is None else min(end_at, stop))
         warm_up = Range(partition, start, begin)
         has_warm_up = warm_up.size > 0 and options.is_ordered
         if offset_range.size > 0:
@@ -368,5 +374,5 @@ def _is_spare(own_slice: ReadSlice, partition: Partition) -> bool:
     if own_slice.spare is None or partition in own_slice.named:
         return False
     # Unlike `hash`, CRC-32 gives the same number in every process.
-    place = zlib.crc32(partition.topic.encode()) + partition.number
-    return place % min(own_slice.tasks, MAX_SPARE_TASKS) == own_slice.spare
+    number = zlib.crc32(partition.topic.encode()) + partition.number
+    return number % min(own_slice.tasks, MAX_SPARE_TASKS) == own_slice.spare

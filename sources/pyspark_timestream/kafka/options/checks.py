@@ -37,8 +37,8 @@ def check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
     Raises:
         OptionError: they conflict, have no effect, or need others that are missing.
     """
-    parts = (options.value_rules, options.key_rules)
-    if options.registry and not any(rules.has_registry for rules in parts):
+    sides = (options.value_rules, options.key_rules)
+    if options.registry and not any(rules.has_registry for rules in sides):
         raise OptionError(
             _URL,
             "it has no effect: no option asks for the ids of schemas",
@@ -46,7 +46,7 @@ def check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
             "'valueFraming' or 'keyFraming' = 'confluent' or 'header'",
             "set 'valueFormat' or 'keyFormat', or leave all 'schemaRegistry.*' out",
         )
-    for rules in parts:
+    for rules in sides:
         _check_effect(rules, texts)
         _check_framing(rules, bool(options.registry))
         if rules.format in SCHEMA_FORMATS:
@@ -94,11 +94,11 @@ def _asks_for_latest(rules: PayloadRules, texts: Mapping[str, str]) -> bool:
     return text.strip().lower() == LATEST_SCHEMA
 
 
-def _needs_registry(rules: PayloadRules, name: str, what: str) -> OptionError:
+def _needs_registry(rules: PayloadRules, name: str, subject: str) -> OptionError:
     framing = rules.option_name("framing")
     return OptionError(
         name,
-        f"{what} has no effect without a registry",
+        f"{subject} has no effect without a registry",
         f"it with '{_URL}' and '{framing}' = 'confluent' or 'header'",
         f"set '{_URL}', or leave it out",
     )
@@ -193,8 +193,8 @@ def read_kafka_options(
     try:
         return replace(_read_options({**raw, **topic_settings}), topic_settings=topic_settings)
     except OptionError as error:
-        taken = ", ".join(f"{name} = '{text}'" for name, text in topic_settings.items())
-        error.args = (f"{error}; option 'timeSettings' gives {taken}",)
+        topic_texts = ", ".join(f"{name} = '{text}'" for name, text in topic_settings.items())
+        error.args = (f"{error}; option 'timeSettings' gives {topic_texts}",)
         raise
 
 
@@ -247,11 +247,12 @@ def _check_topics(options: KafkaOptions) -> None:
 
 
 def _check_limits(options: KafkaOptions) -> None:
-    least, most = options.min_offsets, options.max_offsets
-    if least is not None and most is not None and least > most:
+    min_offsets, max_offsets = options.min_offsets, options.max_offsets
+    if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
         raise OptionError(
             "minOffsetsPerTrigger",
-            f"'{least}' conflicts with option 'maxOffsetsPerTrigger' ('{most}'): it is higher",
+            f"'{min_offsets}' conflicts with option 'maxOffsetsPerTrigger' ('{max_offsets}'): it "
+            "is higher",
             "at most as many as 'maxOffsetsPerTrigger'",
             "lower it, or raise 'maxOffsetsPerTrigger'",
         )

@@ -390,17 +390,17 @@ def _move_login(settings: Mapping[str, str]) -> dict[str, str]:
     addresses, logins = [], set()
     for address in settings["url"].split(","):
         try:
-            parts = urlsplit(address.strip())
-            host, port = parts.hostname, parts.port
+            url = urlsplit(address.strip())
+            host, port = url.hostname, url.port
         except ValueError:
             host, port = None, None
-        if host is None or parts.scheme not in ("http", "https"):
+        if host is None or url.scheme not in ("http", "https"):
             raise _named_error("url", "an address in it cannot be read", _ADDRESS, "correct it")
-        if parts.username is not None:
-            logins.add(f"{unquote(parts.username)}:{unquote(parts.password or '')}")
-        place = f"[{host}]" if ":" in host else host
-        place = place if port is None else f"{place}:{port}"
-        addresses.append(urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", "")))
+        if url.username is not None:
+            logins.add(f"{unquote(url.username)}:{unquote(url.password or '')}")
+        netloc = f"[{host}]" if ":" in host else host
+        netloc = netloc if port is None else f"{netloc}:{port}"
+        addresses.append(urlunsplit((url.scheme, netloc, url.path.rstrip("/"), "", "")))
     moved = {**settings, "url": ",".join(addresses)}
     login = settings.get("basic.auth.user.info")
     if login is not None and ":" not in login:

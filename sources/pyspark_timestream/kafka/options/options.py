@@ -89,7 +89,7 @@ TOPIC_SETTINGS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class SettingsPlace:
+class SettingsSource:
     """Where the descriptions are: in a topic, or in a file on the driver.
 
     Attributes:
@@ -107,11 +107,11 @@ class SettingsPlace:
         return self.text
 
 
-def _parse_place(value: str) -> SettingsPlace:
+def _parse_source(value: str) -> SettingsSource:
     text = value.strip()
     if text.startswith(_TOPIC_PREFIX):
         topic = text[len(_TOPIC_PREFIX) :]
-        return SettingsPlace(text, topic=parse_topic(topic))
+        return SettingsSource(text, topic=parse_topic(topic))
     if text.lower().startswith("file:"):
         url = urlsplit(text)
         if url.netloc not in ("", "localhost"):
@@ -123,17 +123,17 @@ def _parse_place(value: str) -> SettingsPlace:
         text_path = text
     if not text_path or "\0" in text_path:
         raise ValueError("there is no path")
-    return SettingsPlace(text, path=text_path)
+    return SettingsSource(text, path=text_path)
 
 
 TIME_SETTINGS: Final = Parser(
-    _parse_place,
+    _parse_source,
     "the path of a JSON file on the driver, or 'topic:NAME'",
 )
 
 
-def parse_json(content: bytes, what: str) -> Any:
-    """Parse JSON; `what` names it in messages.
+def parse_json(content: bytes, subject: str) -> Any:
+    """Parse JSON; `subject` names it in messages.
 
     Raises:
         OptionError: it is not JSON in UTF-8, or an object has a name twice.
@@ -141,7 +141,7 @@ def parse_json(content: bytes, what: str) -> Any:
     try:
         return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_make_object)
     except (ValueError, RecursionError) as error:
-        raise _refusal(f"{what} is not JSON ({_shorten(str(error))})") from None
+        raise _refusal(f"{subject} is not JSON ({_shorten(str(error))})") from None
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -154,19 +154,19 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_topic_settings(
-    description: Any, topic: str, place: SettingsPlace, specs: Mapping[str, OptionSpec]
+    description: Any, topic: str, source: SettingsSource, specs: Mapping[str, OptionSpec]
 ) -> dict[str, str]:
     """Return the description of `topic`: option name -> canonical text, ordered as the options.
 
-    `description` is the parsed JSON from `place`; `specs` are the declarations of all options.
+    `description` is the parsed JSON from `source`; `specs` are the declarations of all options.
 
     Raises:
         OptionError: it is not an object, it names an option of another kind, or a value cannot be
             read.
     """
-    what = f"the description of topic '{topic}' in '{place}'"
+    subject = f"the description of topic '{topic}' in '{source}'"
     if not isinstance(description, Mapping):
-        raise _refusal(f"{what} is not a JSON object")
+        raise _refusal(f"{subject} is not a JSON object")
     names = {name.lower(): name for name in TOPIC_SETTINGS}
     texts: dict[str, str] = {}
     for key, value in description.items():
@@ -174,17 +174,17 @@ def read_topic_settings(
         if name is None:
             raise OptionError(
                 _NAME,
-                f"{what} has '{_shorten(key)}', which is not a setting of a topic's time",
+                f"{subject} has '{_shorten(key)}', which is not a setting of a topic's time",
                 ", ".join(TOPIC_SETTINGS),
                 "remove it there; set other options in the query",
             )
         if name in texts:
-            raise _refusal(f"{what} has '{name}' twice")
-        texts[name] = _read_text(specs[name], value, what)
+            raise _refusal(f"{subject} has '{name}' twice")
+        texts[name] = _read_text(specs[name], value, subject)
     return {name: texts[name] for name in TOPIC_SETTINGS if name in texts}
 
 
-def _read_text(spec: OptionSpec, value: Any, what: str) -> str:
+def _read_text(spec: OptionSpec, value: Any, subject: str) -> str:
     problem = "neither a string nor a whole number"
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         try:
@@ -194,17 +194,17 @@ def _read_text(spec: OptionSpec, value: Any, what: str) -> str:
             problem = "it means that the option is not set"
         except ValueError as error:
             problem = str(error)
-    shown = _shorten(json.dumps(value, ensure_ascii=False))
+    quoted = _shorten(json.dumps(value, ensure_ascii=False))
     raise OptionError(
         _NAME,
-        f"{what}: cannot read '{spec.name}': {shown} ({problem})",
+        f"{subject}: cannot read '{spec.name}': {quoted} ({problem})",
         spec.parser.accepts,
         _CORRECT,
     )
 
 
 def merge_topic_settings(
-    settings_by_topic: Mapping[str, Mapping[str, str] | None], place: SettingsPlace
+    settings_by_topic: Mapping[str, Mapping[str, str] | None], source: SettingsSource
 ) -> Mapping[str, str]:
     """Return the description that all topics of a query share.
 
@@ -214,21 +214,21 @@ def merge_topic_settings(
     for topic, settings in settings_by_topic.items():
         if settings is None:
             where = f"with the key '{topic}'"
-            step = f"produce one {where}" if place.topic else f"add one {where}"
+            step = f"produce one {where}" if source.topic else f"add one {where}"
             raise _refusal(
-                f"'{place}' has no description of topic '{topic}'",
+                f"'{source}' has no description of topic '{topic}'",
                 f"{step}, or leave '{_NAME}' out and set the options in the query",
             )
-    (first, chosen), *others = (
+    (first_topic, chosen), *others = (
         (topic, settings or {}) for topic, settings in settings_by_topic.items()
     )
     for topic, settings in others:
         for name in TOPIC_SETTINGS:
-            one, two = chosen.get(name), settings.get(name)
-            if one != two:
+            chosen_text, text = chosen.get(name), settings.get(name)
+            if chosen_text != text:
                 raise _refusal(
-                    f"'{place}' describes topics '{first}' and '{topic}' differently: '{name}' is "
-                    f"{_quote(one)} and {_quote(two)}",
+                    f"'{source}' describes topics '{first_topic}' and '{topic}' differently: "
+                    f"'{name}' is {_quote(chosen_text)} and {_quote(text)}",
                     "read each topic in a query of its own, or make their descriptions equal",
                 )
     return chosen
@@ -256,9 +256,9 @@ def _find_excluded(query_options: Mapping[str, str], specs: Mapping[str, OptionS
     excluded = {
         name
         for name in TOPIC_SETTINGS
-        for other, spec in specs.items()
-        if other.lower() in query_options
-        and (other in specs[name].excludes or name in spec.excludes)
+        for other_name, spec in specs.items()
+        if other_name.lower() in query_options
+        and (other_name in specs[name].excludes or name in spec.excludes)
     }
     shape = _read_choice(query_options, "eventShape", specs)
     if shape is not None:
@@ -315,7 +315,7 @@ class KafkaOptions(PayloadOptions):
     """
 
     topic_settings: Mapping[str, str] = field(default_factory=dict)
-    time_settings: SettingsPlace | None = option(
+    time_settings: SettingsSource | None = option(
         "timeSettings",
         TIME_SETTINGS,
         None,
@@ -707,8 +707,8 @@ class KafkaOptions(PayloadOptions):
             return self
         values = {
             name: spec.default
-            if (kept := settings.get(spec.name)) is None
-            else spec.parser.parse(kept)
+            if (text := settings.get(spec.name)) is None
+            else spec.parser.parse(text)
             for name, spec in option_specs(KafkaOptions).items()
             if spec.changes in ("value", "beside")
         }

@@ -173,13 +173,13 @@ def _parse_time_from(value: str) -> TimeFrom:
     return TimeFrom("field", format_path(path))
 
 
-def _header_or_field(example: str, what: str) -> Parser[TimeFrom]:
-    """Return a parser that refuses the record's timestamp, since that cannot be a `what`."""
+def _header_or_field(example: str, use: str) -> Parser[TimeFrom]:
+    """Return a parser that refuses the record's timestamp, since that cannot be a `use`."""
 
     def parse(value: str) -> TimeFrom:
         source = _parse_time_from(value)
         if source.kind == "timestamp":
-            raise ValueError(f"a record's timestamp names no {what}")
+            raise ValueError(f"a record's timestamp names no {use}")
         return source
 
     return Parser(parse, f"'header:NAME', 'field:PATH' or a path alone, such as '{example}'")

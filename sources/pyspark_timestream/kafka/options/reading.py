@@ -120,7 +120,7 @@ def inline_references(schema: RegisteredSchema) -> str:
     if not schema.references:
         return schema.text
     definitions: dict[str, _Definition] = {}
-    texts = [(other.name, json.loads(other.text)) for other in schema.references]
+    texts = [(reference.name, json.loads(reference.text)) for reference in schema.references]
     for _, text in texts:
         _collect(text, "", definitions)
     for name, text in texts:
@@ -169,8 +169,8 @@ def _inline(
         known_name = next((name for name in names if name in defined), None)
         if schema in _PRIMITIVES or known_name is not None:
             return known_name or schema
-        place = next((name for name in names if name in definitions), None)
-        return schema if place is None else _inline(*definitions[place], definitions, defined)
+        name = next((name for name in names if name in definitions), None)
+        return schema if name is None else _inline(*definitions[name], definitions, defined)
     if isinstance(schema, list):
         return [_inline(member, space, definitions, defined) for member in schema]
     if not isinstance(schema, dict):
@@ -785,7 +785,7 @@ class PayloadOptions(ReadingOptions):
         Raises:
             ValueError: a schema is still a path.
         """
-        kept: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for rules in (self.value_rules, self.key_rules):
             has_schema = rules.format in SCHEMA_FORMATS
             texts = {
@@ -795,8 +795,8 @@ class PayloadOptions(ReadingOptions):
                 "schema": self._fingerprint(rules, "schema"),
                 "reader_schema": self._fingerprint(rules, "reader_schema"),
             }
-            kept |= {rules.option_name(name): text for name, text in texts.items() if text}
-        return kept
+            settings |= {rules.option_name(name): text for name, text in texts.items() if text}
+        return settings
 
     def _fingerprint(self, rules: PayloadRules, attribute: str) -> str | None:
         text, name = getattr(rules, attribute), rules.option_name(attribute)

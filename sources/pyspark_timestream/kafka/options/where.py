@@ -1,8 +1,7 @@
 """Reads the text of option `where`, an SQL condition, as a tree of plain values (semantics 13.15).
 
-sqlglot parses the text. This module takes over only what means the same in Spark whatever the
-session's settings, and refuses all else by name. The tree pickles, and whoever has it needs no
-parser.
+sqlglot parses the text. This module accepts only what means the same in Spark under all settings of
+a session, and refuses everything else by name. The tree pickles, and using it needs no parser.
 """
 
 import math
@@ -20,7 +19,7 @@ from pyspark_timestream.errors import MissingExtra
 class Name(NamedTuple):
     """A column, or a field inside a struct: the names that lead there."""
 
-    parts: tuple[str, ...]
+    path: tuple[str, ...]
 
 
 class Constant(NamedTuple):
@@ -28,7 +27,7 @@ class Constant(NamedTuple):
 
     Attributes:
         kind: Spark's name of its type; `null` for NULL.
-        value: int, Decimal, float, str, bytes, bool or None; of a date or timestamp its text.
+        value: int, Decimal, float, str, bytes, bool or None; for a date or timestamp its text.
     """
 
     kind: str
@@ -41,7 +40,7 @@ class Operation(NamedTuple):
     Attributes:
         name: `and`, `or`, `not`, `is null`, `is true`, `is false`, `in`, `like`, or a comparison:
             `=`, `<`, `<=`, `>`, `>=`, `<=>`.
-        inputs: of `in` the operand and the list; of `like` the operand, pattern and escape.
+        inputs: for `in` the operand and the list; for `like` the operand, pattern and escape.
     """
 
     name: str
@@ -105,7 +104,7 @@ _OTHERS: Final = {
     "national": "a text with the letter n before it",
     "star": "*",
 }
-"""sqlglot's name of what is refused -> ours."""
+"""sqlglot's name of a refused expression -> ours."""
 
 _QUOTED: Final = re.compile(
     r"""
@@ -148,7 +147,7 @@ _PREDICATES: Final = {
     "LIKE": ("like",),
     "IS": ("is",),
 }
-"""sqlglot's name of what makes a condition of operands -> how Spark spells it."""
+"""sqlglot's name of a predicate -> how Spark spells it."""
 
 _PREFIXES: Final = ("NOT", "PLUS", "DASH", "DOT", "DISTINCT", "FROM")
 _BEFORE_NOT: Final = ("", "L_PAREN", "AND", "OR", "NOT", "IS")
@@ -173,7 +172,7 @@ def _parse_where(text: str) -> Where:
     except UnicodeEncodeError as error:
         raise ValueError("it has half of a character, a surrogate") from error
     texts: list[str] = []
-    plain = _QUOTED.sub(lambda found: _set_aside(found, texts), text)
+    plain = _QUOTED.sub(lambda match: _set_aside(match, texts), text)
     try:
         parsed, tokens = _parse(plain)
         root = _Reader(texts).read(parsed)
@@ -208,28 +207,28 @@ def _parse(text: str) -> tuple[Any, list[Any]]:
 WHERE: Final = Parser(_parse_where, f"an SQL condition: {ACCEPTS}")
 
 
-def _set_aside(found: re.Match[str], texts: list[str]) -> str:
-    """Replace a text by its place in `texts`: sqlglot does not read all escapes as Spark does."""
-    kind = found.lastgroup
+def _set_aside(match: re.Match[str], texts: list[str]) -> str:
+    """Replace a text by its index in `texts`: sqlglot does not read all escapes as Spark does."""
+    kind = match.lastgroup
     if kind == "other":
-        raise ValueError(f"it has {found[0]!r} outside of quotes: write such a name in `...`")
+        raise ValueError(f"it has {match[0]!r} outside of quotes: write such a name in `...`")
     if kind in _REFUSED:
         raise ValueError(f"it has {_REFUSED[kind]}")
     if kind != "text":
-        return found[0]
-    texts.append(_unescape(found[0][1:-1]))
+        return match[0]
+    texts.append(_unescape(match[0][1:-1]))
     return f"'t{len(texts) - 1}'"
 
 
 def _unescape(text: str) -> str:
-    """Read what is between the quotes as Spark reads it."""
+    """Read the text between quotes as Spark reads it."""
 
-    def replace(found: re.Match[str]) -> str:
-        letter = found[0][1:]
-        if found[0] == "''":
+    def replace(match: re.Match[str]) -> str:
+        letter = match[0][1:]
+        if match[0] == "''":
             return "'"
         if letter in _KEPT_ESCAPES:
-            return found[0]
+            return match[0]
         if letter not in _ESCAPES:
             raise ValueError(f"the escape \\{letter} in a text is not supported")
         return _ESCAPES[letter]
@@ -238,37 +237,37 @@ def _unescape(text: str) -> str:
 
 
 def _describe(error: Exception) -> str:
-    """Name the place where the text is no condition, if the parser tells it."""
-    for found in getattr(error, "errors", []):
-        if found.get("highlight"):
-            return f"it is no condition of SQL: unexpected '{found['highlight']}'"
+    """Say where the text is no condition, if the parser tells it."""
+    for entry in getattr(error, "errors", []):
+        if entry.get("highlight"):
+            return f"it is no condition of SQL: unexpected '{entry['highlight']}'"
     return "it is no condition of SQL"
 
 
 class _Order:
-    """Refuses tokens in an order that sqlglot takes, and Spark does not, or takes otherwise.
+    """Refuses an order of tokens that sqlglot accepts, and Spark refuses or reads differently.
 
     sqlglot forgives much: it drops a `+`, does without the `and` of `between`, knows words of other
-    dialects such as `isnull` (to Spark, `b isnull` is `b` by another name), and puts parentheses of
-    its own around a condition inside another one.
+    dialects such as `isnull` (to Spark, `b isnull` is `b` by another name), and itself puts
+    parentheses around a condition inside another one.
     """
 
     def __init__(self) -> None:
         self._is_after_operand = False
         self._before = ""
-        self._found: list[str] = [""]
+        self._predicates: list[str] = [""]
         """For each open parenthesis, the predicate since its last `and`, `or` or comma."""
 
     def check(self, tokens: Iterable[Any]) -> None:
         """Check all tokens of a condition that has been read."""
-        found = [(each.token_type.name, each.text) for each in tokens]
-        for (name, text), (following, _) in zip(found, [*found[1:], ("", "")], strict=True):
+        pairs = [(token.token_type.name, token.text) for token in tokens]
+        for (name, text), (following, _) in zip(pairs, [*pairs[1:], ("", "")], strict=True):
             take = self._take_operator if self._is_after_operand else self._take_operand
             self._before = take(name, text, following)
 
     def _take_operand(self, name: str, text: str, following: str) -> str:
         if name == "L_PAREN":
-            self._found.append("")
+            self._predicates.append("")
         elif name in ("COMMA", "R_PAREN"):
             raise ValueError(f"it has '{text}' where a column or literal should be")
         elif name == "PLUS" and following not in ("NUMBER", "DOT"):
@@ -281,27 +280,27 @@ class _Order:
 
     def _take_operator(self, name: str, text: str, following: str) -> str:
         if name == "R_PAREN":
-            self._found.pop()
+            self._predicates.pop()
             return name
         if text.lower() == "not" and following in ("IN", "BETWEEN", "LIKE"):
             return name
         self._is_after_operand = False
-        if name == "AND" and self._found[-1] == "BETWEEN":
-            self._found[-1] = name
+        if name == "AND" and self._predicates[-1] == "BETWEEN":
+            self._predicates[-1] = name
             return "BETWEEN"
         if name in ("AND", "OR", "COMMA"):
-            self._found[-1] = ""
+            self._predicates[-1] = ""
         elif text.lower() in _PREDICATES.get(name, ()):
-            if self._found[-1]:
+            if self._predicates[-1]:
                 raise ValueError(_NEEDS_PARENTHESES)
-            self._found[-1] = name
+            self._predicates[-1] = name
         elif name not in ("ESCAPE", "DOT", "DCOLON"):
             raise ValueError(f"it has '{text}' where an operator should be")
         return name
 
 
 class _Reader:
-    """Reads sqlglot's tree; `texts` are the texts that were set aside."""
+    """Reads sqlglot's tree; `texts` are the texts that `_set_aside` replaced."""
 
     def __init__(self, texts: list[str]) -> None:
         self._texts = texts
@@ -325,14 +324,14 @@ class _Reader:
 
     def _read_chain(self, root: Any) -> Operation:
         """Read `and` or `or`, without recursion along a long chain."""
-        found, waiting = [], [root]
+        inputs, waiting = [], [root]
         while waiting:
             node = waiting.pop()
             if node.key == root.key:
                 waiting += reversed(_take(node, "this", "expression"))
             else:
-                found.append(self.read(node))
-        return Operation(root.key, tuple(found))
+                inputs.append(self.read(node))
+        return Operation(root.key, tuple(inputs))
 
     def _read_between(self, node: Any) -> Node:
         operands = map(self._read_operand, _take(node, "this", "low", "high"))
@@ -345,7 +344,7 @@ class _Reader:
             raise _refuse(node.args["query"])
         operand, items = _take(node, "this", "expressions")
         values = tuple(map(self._read_operand, items))
-        if not values or not all(isinstance(each, Constant) for each in values):
+        if not values or not all(isinstance(value, Constant) for value in values):
             raise ValueError("a list of 'in' has something else than literals")
         return Operation("in", (self._read_operand(operand), *values))
 
@@ -358,13 +357,15 @@ class _Reader:
     def _read_like(self, node: Any, escape: Any = None) -> Node:
         negated = bool(node.args.get("negate"))
         operand, pattern = _take(node, "this", "expression", ignored=("negate",))
-        for each in (pattern, escape):
-            if each is not None and (each.key != "literal" or not each.args["is_string"]):
+        for text_node in (pattern, escape):
+            if text_node is not None and (
+                text_node.key != "literal" or not text_node.args["is_string"]
+            ):
                 raise ValueError("'like' needs a text as its pattern and as its escape")
         character = Constant("string", "\\") if escape is None else self._read_operand(escape)
         texts = (self._read_operand(pattern), character)
-        found = Operation("like", (self._read_operand(operand), *texts))
-        return _negate(found) if negated else found
+        like = Operation("like", (self._read_operand(operand), *texts))
+        return _negate(like) if negated else like
 
     def _read_is(self, node: Any) -> Node:
         operand, value = _take(node, "this", "expression")
@@ -376,7 +377,7 @@ class _Reader:
         raise _refuse(value)
 
     def _read_operand(self, node: Any) -> Node:
-        """Read what a comparison compares."""
+        """Read an operand of a comparison."""
         match node.key:
             case "paren":
                 return self.read(*_take(node, "this"))
@@ -412,11 +413,11 @@ class _Reader:
 
 def _take(node: Any, *names: str, ignored: tuple[str, ...] = ()) -> list[Any]:
     """Return the arguments of sqlglot's node; refuse it if it has others."""
-    known = (*names, *ignored)
-    others = [name for name, value in node.args.items() if value and name not in known]
+    accepted = (*names, *ignored)
+    others = [name for name, value in node.args.items() if value and name not in accepted]
     if others or any(node.args.get(name) is None for name in names):
-        what = f" with {', '.join(others)}" if others else ""
-        raise ValueError(f"it has '{node.key}'{what}")
+        detail = f" with {', '.join(others)}" if others else ""
+        raise ValueError(f"it has '{node.key}'{detail}")
     return [node.args[name] for name in names]
 
 
@@ -442,8 +443,8 @@ def _read_name(node: Any) -> tuple[str, ...]:
         return (*_read_name(left), *_read_name(right))
     if node.key != "column" or node.args["this"].key != "identifier":
         raise _refuse(node.args["this"] if node.key == "column" else node)
-    parts = (node.args.get(name) for name in ("catalog", "db", "table", "this"))
-    return tuple(part.args["this"] for part in parts if part is not None)
+    nodes = (node.args.get(name) for name in ("catalog", "db", "table", "this"))
+    return tuple(name_node.args["this"] for name_node in nodes if name_node is not None)
 
 
 def _read_hex(text: str) -> bytes:
@@ -496,13 +497,13 @@ def _type_number(text: str, suffix: str) -> Constant:
         return _check_decimal(Decimal(text), text)
     if not re.fullmatch(r"-?[0-9]+", text):
         raise ValueError(f"{text} is no whole number")
-    whole = int(text)
+    integer = int(text)
     for kind in [name] if name else ["int", "bigint"]:
-        if -(2 ** (_INTEGRALS[kind] - 1)) <= whole < 2 ** (_INTEGRALS[kind] - 1):
-            return Constant(kind, whole)
+        if -(2 ** (_INTEGRALS[kind] - 1)) <= integer < 2 ** (_INTEGRALS[kind] - 1):
+            return Constant(kind, integer)
     if name:
         raise ValueError(f"{text} is outside of the range of {name}")
-    return _check_decimal(Decimal(whole), text)
+    return _check_decimal(Decimal(integer), text)
 
 
 def _check_decimal(value: Decimal, text: str) -> Constant:

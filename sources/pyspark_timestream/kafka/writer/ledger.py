@@ -14,28 +14,28 @@ from pyspark_timestream.errors import ReplayDiffers
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
 _ANY_TOPIC: Final = "*"
-"""The topic's place in a group's name if a column names the topics; no topic has this name."""
+"""Stands for the topic in a group's name if a column names the topics; no topic is called so."""
 
 MARKS: Final = "marks"
-"""The name of the driver's place; a task's place has the task's number as its name."""
+"""The name of the driver as an owner; the name of a task is its number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Owner:
     """An owner of transactions: a task, or the driver, which writes the marks.
 
     Attributes:
         transactional_id: the same in all runs of all queries of this writer, so that a new attempt
             ends the open transaction of an earlier one. Without a writer it is the query's own.
-        group: the consumer group of this query and place; a new checkpoint has a new one.
+        group: the consumer group of this query and owner; a new checkpoint has a new one.
     """
 
     transactional_id: str
     group: str
 
     @classmethod
-    def of(cls, options: KafkaWriteOptions, query_id: str, name: int | str) -> "Place":
-        """Return the place `name` of a query or of a batch write."""
+    def of(cls, options: KafkaWriteOptions, query_id: str, name: int | str) -> "Owner":
+        """Return the owner `name` of a query or of a batch write."""
         before, after = cls._frame(options, query_id)
         group = f"{before}{name}{after}"
         return cls(group.removesuffix(f"/{query_id}") if options.writer else group, group)
@@ -49,7 +49,7 @@ class Place:
     def find_task(cls, options: KafkaWriteOptions, query_id: str, group: str) -> int | None:
         """Return the task of the query that owns this group; None for other groups.
 
-        >>> Place.find_task(KafkaWriteOptions("trips", "w"), "q", "timestream-writer/trips/7/w/q")
+        >>> Owner.find_task(KafkaWriteOptions("trips", "w"), "q", "timestream-writer/trips/7/w/q")
         7
         """
         before, after = cls._frame(options, query_id)
@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The last batch that a place has written."""
+    """The last batch that an owner has written."""
 
     batch: int
     rows: int | None = None
@@ -84,38 +84,38 @@ class Entry:
         if offset <= 0:
             return None
         try:
-            read = json.loads(metadata or "{}")
+            fields_read = json.loads(metadata or "{}")
         except ValueError:
-            read = {}
-        fields = read if isinstance(read, dict) else {}
+            fields_read = {}
+        fields = fields_read if isinstance(fields_read, dict) else {}
         return cls(offset - 1, fields.get("rows"), fields.get("mark_us"))
 
 
-def is_written(last: Entry | None, batch: int, place: Place) -> bool:
-    """Return whether the place has written the batch already."""
-    if last is None or last.batch < batch:
+def is_written(last_entry: Entry | None, batch: int, owner: Owner) -> bool:
+    """Return whether the owner has written the batch already."""
+    if last_entry is None or last_entry.batch < batch:
         return False
-    if last.batch > batch:
+    if last_entry.batch > batch:
         # The checkpoint was set back.
-        raise _later_batch_error(last.batch, batch, f"consumer group '{place.group}'")
+        raise _later_batch_error(last_entry.batch, batch, f"consumer group '{owner.group}'")
     return True
 
 
-def _later_batch_error(last: int, batch: int, where: str) -> ReplayDiffers:
+def _later_batch_error(last_batch: int, batch: int, where: str) -> ReplayDiffers:
     return ReplayDiffers(
-        f"batch {batch} is to be written, and batch {last} of this query is in the topic already "
-        f"({where})",
+        f"batch {batch} is to be written, and batch {last_batch} of this query is in the topic "
+        f"already ({where})",
         next_step="bring the newer state of the checkpoint back; or start with a new checkpoint "
         "and a new 'writer', which writes its input again",
     )
 
 
-def check_rows(last: Entry, rows: int, place: Place) -> None:
+def check_rows(last_entry: Entry, rows: int, owner: Owner) -> None:
     """Check that a batch that is written already still has the same number of rows."""
-    if last.rows is not None and last.rows != rows:
+    if last_entry.rows is not None and last_entry.rows != rows:
         raise ReplayDiffers(
-            f"batch {last.batch} was written with {last.rows} rows, and this attempt at it has "
-            f"{rows} (consumer group '{place.group}')",
+            f"batch {last_entry.batch} was written with {last_entry.rows} rows, and this attempt "
+            f"at it has {rows} (consumer group '{owner.group}')",
             next_step="its input, its code or its number of tasks has changed: give them back what "
             "they were, or start with a new checkpoint and a new 'writer'",
         )
@@ -126,12 +126,12 @@ def check_other_tasks(noted: Mapping[int, Entry], batch: int, with_rows: Collect
 
     Tasks in `with_rows` have rows in this attempt; each has checked its own entry.
     """
-    written = {task: each.batch for task, each in noted.items() if task not in with_rows}
-    for task in sorted(written):
-        if written[task] > batch:
-            raise _later_batch_error(written[task], batch, f"task {task}")
-    if batch in written.values():
-        task = min(task for task, last in written.items() if last == batch)
+    last_batches = {task: entry.batch for task, entry in noted.items() if task not in with_rows}
+    for task in sorted(last_batches):
+        if last_batches[task] > batch:
+            raise _later_batch_error(last_batches[task], batch, f"task {task}")
+    if batch in last_batches.values():
+        task = min(task for task, last_batch in last_batches.items() if last_batch == batch)
         raise ReplayDiffers(
             f"batch {batch} comes again with its rows in other tasks: an earlier attempt has "
             f"written rows in task {task}, which has none now, so some rows of it may be in the "

@@ -126,8 +126,13 @@ class KafkaWriteOptions:
     def wants_marks(self) -> bool:
         """Return whether an option about marks is set."""
         defaults = KafkaWriteOptions()
-        given = self.writer, self.header, self.cti_from, self.delay_us
-        return given != (defaults.writer, defaults.header, defaults.cti_from, defaults.delay_us)
+        mark_options = self.writer, self.header, self.cti_from, self.delay_us
+        return mark_options != (
+            defaults.writer,
+            defaults.header,
+            defaults.cti_from,
+            defaults.delay_us,
+        )
 
     def find_mark(self, cti_us: int | None) -> int | None:
         """Return the mark for a CTI: `ctiDelay` before it; a final CTI stays as it is."""
@@ -150,8 +155,8 @@ _OWN_KEYS: Final = {
 
 def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
     """Read the options of a write from Spark's string map."""
-    given = {key.lower(): value for key, value in raw.items()}
-    plain = {key: value for key, value in given.items() if not key.startswith(_CLIENT)}
+    texts = {key.lower(): value for key, value in raw.items()}
+    plain = {key: value for key, value in texts.items() if not key.startswith(_CLIENT)}
     plain.pop("transport", None)
     of_reads, of_writes = (
         {spec.name for spec in option_specs(kind).values()}
@@ -161,7 +166,7 @@ def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
     options = read_options(
         KafkaWriteOptions, plain, foreign=foreign, settings=("kafka.bootstrap.servers",)
     )
-    client = read_client_settings(given)
+    client = read_client_settings(texts)
     _check_client(client)
     return replace(options, client=client)
 

@@ -85,8 +85,8 @@ def _fits(kind: pa.DataType, name: str) -> bool:
 def _is_headers(kind: pa.DataType) -> bool:
     if not (pa.types.is_list(kind) and pa.types.is_struct(kind.value_type)):
         return False
-    parts = [(part.name, part.type) for part in kind.value_type]
-    return parts == [("key", pa.string()), ("value", pa.binary())]
+    fields = [(field.name, field.type) for field in kind.value_type]
+    return fields == [("key", pa.string()), ("value", pa.binary())]
 
 
 def split_ctis(block: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:
@@ -120,7 +120,7 @@ def build_messages(rows: pa.RecordBatch, header: str | None) -> list[dict[str, A
     if "headers" in columns:
         for message in messages:
             pairs = message["headers"]
-            message["headers"] = pairs and [(each["key"], each["value"]) for each in pairs]
+            message["headers"] = pairs and [(pair["key"], pair["value"]) for pair in pairs]
     return messages
 
 
@@ -203,9 +203,9 @@ class TaskRows:
 
     def has_rows(self) -> bool:
         """Return whether there is a row of data; call it first. It notes CTI rows on the way."""
-        first = next(self._fresh, None)
-        self._coming = self._fresh if first is None else chain([first], self._fresh)
-        return first is not None
+        first_rows = next(self._fresh, None)
+        self._coming = self._fresh if first_rows is None else chain([first_rows], self._fresh)
+        return first_rows is not None
 
     def next_block(self) -> Block | None:
         """Return the messages of the next block with rows of data; None at the end."""
@@ -229,9 +229,9 @@ class TaskRows:
             if cti_us is not None:
                 self.cti_us = cti_us if self.cti_us is None else max(self.cti_us, cti_us)
             if rows.num_rows:
-                for part in self._split_topics(rows):
-                    self._keep(part)
-                    yield part
+                for topic_rows in self._split_topics(rows):
+                    self._keep(topic_rows)
+                    yield topic_rows
 
     def _split_topics(self, rows: pa.RecordBatch) -> Iterator[_Rows]:
         """Split a block by topic; keep the order of each topic's rows."""
@@ -251,12 +251,12 @@ class TaskRows:
         for topic in pc.unique(topics).to_pylist():
             yield rows.filter(pc.equal(topics, topic)), topic
 
-    def _keep(self, part: _Rows) -> None:
-        self._kept_bytes += part[0].nbytes
+    def _keep(self, topic_rows: _Rows) -> None:
+        self._kept_bytes += topic_rows[0].nbytes
         if self._kept_bytes > _MAX_KEPT_BYTES:
             self._kept = None
         if self._kept is not None:
-            self._kept.append(part)
+            self._kept.append(topic_rows)
 
 
 def find_cti_source(cti_from: str | None, names: Sequence[str], *, wants_marks: bool) -> str | None:

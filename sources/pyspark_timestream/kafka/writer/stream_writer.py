@@ -46,7 +46,7 @@ from pyspark_timestream.errors import (
 from pyspark_timestream.kafka.writer.ledger import (
     MARKS,
     Entry,
-    Place,
+    Owner,
     check_other_tasks,
     check_rows,
     is_written,
@@ -133,13 +133,13 @@ class BatchCommits:
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, with_rows: Collection[int]
     ) -> None:
         """Check that the tasks with rows are those of an earlier attempt."""
-        key = _key(options, Place.of(options, run.query_id, MARKS))
+        key = _key(options, Owner.of(options, run.query_id, MARKS))
         # Only the first batch of a run can be a later attempt.
         if self._checked.get(key) == run.run_id:
             return
 
         def find_task(group: str) -> int | None:
-            task = Place.find_task(options, run.query_id, group)
+            task = Owner.find_task(options, run.query_id, group)
             return None if task in with_rows else task
 
         readings = repeat(lambda: read_entries(options.client, options.topic, find_task))
@@ -161,11 +161,11 @@ class BatchCommits:
     def _write_mark(
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, mark_us: int
     ) -> None:
-        place = Place.of(options, run.query_id, MARKS)
-        key = _key(options, place)
+        owner = Owner.of(options, run.query_id, MARKS)
+        key = _key(options, owner)
         try:
-            opened, is_new = self._open(options, run, place)
-            if is_written(opened.last, batch, place):
+            opened, is_new = self._open(options, run, owner)
+            if is_written(opened.last, batch, owner):
                 return
             last_us = opened.last.mark_us if opened.last else None
             if last_us is None or mark_us > last_us:
@@ -184,10 +184,10 @@ class BatchCommits:
             raise
 
     def _open(
-        self, options: KafkaWriteOptions, run: QueryRun, place: Place
+        self, options: KafkaWriteOptions, run: QueryRun, owner: Owner
     ) -> tuple[_Opened, bool]:
         """Return the producer of the query's marks, and whether it is new."""
-        key = _key(options, place)
+        key = _key(options, owner)
         opened = self._opened.get(key)
         if (
             opened is not None
@@ -196,7 +196,7 @@ class BatchCommits:
         ):
             return opened, False
         self._close(key)
-        opened = self._opened[key] = _Opened(run.run_id, _open_place(options, place), None)
+        opened = self._opened[key] = _Opened(run.run_id, _open_transaction(options, owner), None)
         opened.last = Entry.decode(*opened.transaction.read_entry())
         return opened, True
 
@@ -221,12 +221,12 @@ def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True
     raise AssertionError("every attempt returns or raises")
 
 
-def _key(options: KafkaWriteOptions, place: Place) -> tuple[Any, ...]:
-    return (*sorted(options.client.items()), place)
+def _key(options: KafkaWriteOptions, owner: Owner) -> tuple[Any, ...]:
+    return (*sorted(options.client.items()), owner)
 
 
-def _open_place(options: KafkaWriteOptions, place: Place) -> BatchTransaction:
-    return BatchTransaction(options.client, options.topic, place.transactional_id, place.group)
+def _open_transaction(options: KafkaWriteOptions, owner: Owner) -> BatchTransaction:
+    return BatchTransaction(options.client, options.topic, owner.transactional_id, owner.group)
 
 
 def _write_entry(opened: _Opened, headers: Headers | None, entry: Entry) -> None:
@@ -385,7 +385,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         if not tasks:
             return
         run = QueryRun(tasks[0].query_id, tasks[0].run_id)
-        with_rows = {each.task for each in tasks if each.rows}
+        with_rows = {task.task for task in tasks if task.rows}
         _COMMITS.check_tasks(self._options, run, batchId, with_rows)
         self._note_topic()
         if not self._has_marks:
@@ -408,7 +408,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
     def _find_cti(self, tasks: Sequence[WrittenTask], batch: int) -> int | None:
         if self._checkpoint is not None:
             return read_watermark(self._checkpoint, batch)
-        return max((each.cti_us for each in tasks if each.cti_us is not None), default=None)
+        return max((task.cti_us for task in tasks if task.cti_us is not None), default=None)
 
 
 def _write_rows(
@@ -421,21 +421,21 @@ def _write_rows(
     query_id, batch, task = work
     rows = TaskRows(header, blocks, by_topic=options.topic is None)
     if rows.has_rows():
-        place = Place.of(options, query_id, task)
-        repeat(lambda: _write(options, place, batch, rows), rows.rewind)
+        owner = Owner.of(options, query_id, task)
+        repeat(lambda: _write(options, owner, batch, rows), rows.rewind)
     freeze_objects()
     return rows
 
 
-def _write(options: KafkaWriteOptions, place: Place, batch: int, rows: TaskRows) -> None:
-    """Write the rows in one transaction, unless the place has written the batch already."""
-    transaction = _open_place(options, place)
+def _write(options: KafkaWriteOptions, owner: Owner, batch: int, rows: TaskRows) -> None:
+    """Write the rows in one transaction, unless their owner has written the batch already."""
+    transaction = _open_transaction(options, owner)
     try:
-        last = Entry.decode(*transaction.read_entry())
-        if last is not None and is_written(last, batch, place):
+        last_entry = Entry.decode(*transaction.read_entry())
+        if last_entry is not None and is_written(last_entry, batch, owner):
             while rows.next_block():
                 pass
-            check_rows(last, rows.count, place)
+            check_rows(last_entry, rows.count, owner)
             return
         with transaction.open():
             while block := rows.next_block():

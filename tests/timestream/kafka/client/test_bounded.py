@@ -99,7 +99,7 @@ def test_a_request_without_an_answer_is_given_up(gate) -> None:
 
 
 def test_abandoned_calls_of_a_process_are_bounded_and_counted_off_when_they_return(gate) -> None:
-    hanging = HangingCalls(most=3)
+    hanging = HangingCalls(limit=3)
     for _ in range(3):
         with pytest.raises(CallAbandoned):
             call_bounded(gate.wait, 0.05, "stuck", hanging)
@@ -142,7 +142,7 @@ def test_a_stopped_process_does_not_lose_its_patience(monkeypatch: pytest.Monkey
 
 
 def test_closes_that_hang_stop_no_calls(gate) -> None:
-    calls, closes = HangingCalls(most=2), HangingCalls(most=2)
+    calls, closes = HangingCalls(limit=2), HangingCalls(limit=2)
     for _ in range(2):
         client = BoundedClient(Closing(gate), close_s=0.05, calls=calls, closes=closes)
         client.close()
@@ -152,7 +152,7 @@ def test_closes_that_hang_stop_no_calls(gate) -> None:
 
 
 def test_calls_that_hang_stop_no_closes(gate) -> None:
-    calls, closes = HangingCalls(most=2), HangingCalls(most=2)
+    calls, closes = HangingCalls(limit=2), HangingCalls(limit=2)
     for _ in range(2):
         with pytest.raises(CallAbandoned):
             BoundedClient(Hanging(gate), calls=calls, closes=closes).stuck()
@@ -207,7 +207,7 @@ def test_a_client_whose_request_has_no_answer_is_not_freed_by_who_waits(gate) ->
 def test_a_client_that_may_not_be_closed_is_kept_for_ever(
     gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    none, freed_in = HangingCalls(most=0), list[int]()
+    none, freed_in = HangingCalls(limit=0), list[int]()
     guarded = BoundedClient(Heavy(gate, freed_in), calls=none, closes=none)
     with pytest.raises(CallAbandoned, match="restart the Python process"):
         guarded.sound()

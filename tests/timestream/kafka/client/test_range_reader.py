@@ -289,7 +289,7 @@ def acquiring(
     create_consumer: Callable[..., Scripted],
 ) -> Callable[[], AbstractContextManager[RangeReader]]:
     """Take a reader from a pool of its own."""
-    pool: Pool[RangeReader] = Pool(most=4, idle_s=300)
+    pool: Pool[RangeReader] = Pool(max_idle=4, idle_s=300)
     create = partial(RangeReader, create_consumer=create_consumer, budget=Clock().patience)
     return lambda: acquire_reader(OPTIONS, "g", pool=pool, create=create)
 

@@ -246,7 +246,7 @@ def acquire(
 ) -> Callable[[Any], AbstractContextManager[RangeReader]]:
     """Take a reader from a pool of its own."""
     monkeypatch.setattr("pyspark_timestream.kafka.client.range_reader.COMMIT_TIMEOUT_S", 0.05)
-    pool: Pool[RangeReader] = Pool(most=4, idle_s=300)
+    pool: Pool[RangeReader] = Pool(max_idle=4, idle_s=300)
     create = partial(RangeReader, create_consumer=lambda *_: bound_consumer(Records(cluster)))
     return lambda wanted: acquire_reader(wanted, "g", pool=pool, create=create)
 

@@ -186,7 +186,7 @@ def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once() -> None
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     spans = [Range(part(number), 0, 2) for number in range(5)]
     reading = prefetch_small_ranges(
-        given, "g", spans, ColumnSet(), read, known=known, fetch=read_at_once
+        given, "g", spans, ColumnSet(), read, stats=known, fetch=read_at_once
     )
     for span in spans:
         assert list(reading(span, ColumnSet())) == []
@@ -208,7 +208,7 @@ def test_prefetch_waits_until_held_ranges_are_delivered() -> None:
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     spans = [Range(part(number), 0, 1) for number in range(100)]
     reading = prefetch_small_ranges(
-        given, "g", spans, ColumnSet(), lambda *_: iter(()), known=known, fetch=read_at_once
+        given, "g", spans, ColumnSet(), lambda *_: iter(()), stats=known, fetch=read_at_once
     )
     # A task takes them in another order than that in which they are chosen.
     for span in [spans[0], *reversed(spans[1:])]:

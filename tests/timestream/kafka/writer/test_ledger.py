@@ -8,14 +8,14 @@ from pyspark_timestream.errors import ReplayDiffers
 from pyspark_timestream.kafka.writer.ledger import (
     MARKS,
     Entry,
-    Place,
+    Owner,
     check_other_tasks,
     check_rows,
     is_written,
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
-PLACE = Place("t/0/w", "t/0/w/q")
+PLACE = Owner("t/0/w", "t/0/w/q")
 NUMBER = st.integers(0, 2**40)
 MAYBE = st.one_of(st.none(), NUMBER)
 
@@ -79,33 +79,33 @@ def test_a_task_that_wrote_the_batch_and_has_no_rows_now_is_refused(task) -> Non
 def test_the_task_of_a_group_is_found_and_no_other_group_has_one(prefix, topic, writer) -> None:
     options = KafkaWriteOptions(topic, writer, prefix=prefix)
     for name in (0, 17, MARKS):
-        group = Place.of(options, "q", name).group
-        assert Place.find_task(options, "q", group) == (None if name == MARKS else name)
-        assert Place.find_task(options, "p", group) is None
-        assert Place.find_task(options, "q", f"x{group}") is None
+        group = Owner.of(options, "q", name).group
+        assert Owner.find_task(options, "q", group) == (None if name == MARKS else name)
+        assert Owner.find_task(options, "p", group) is None
+        assert Owner.find_task(options, "q", f"x{group}") is None
     for middle in ("", "/", "-1", "1/2", "x"):
         other = f"{prefix}/{topic}/{middle}/{writer}/q"
-        assert Place.find_task(options, "q", other) is None
+        assert Owner.find_task(options, "q", other) is None
 
 
 def test_places_of_other_topics_writers_and_tasks_are_others() -> None:
     options = [KafkaWriteOptions(topic, writer) for topic in "ab" for writer in "xy"]
-    places = [Place.of(each, "q", name) for each in options for name in (0, 1, MARKS)]
+    places = [Owner.of(each, "q", name) for each in options for name in (0, 1, MARKS)]
     assert len({each.transactional_id for each in places}) == len(places)
 
 
 def test_a_new_checkpoint_has_new_groups_and_the_same_transactional_ids() -> None:
     options = KafkaWriteOptions("trips", "w")
-    old, new = (Place.of(options, query, 0) for query in ("q1", "q2"))
+    old, new = (Owner.of(options, query, 0) for query in ("q1", "q2"))
     assert old.transactional_id == new.transactional_id == "timestream-writer/trips/0/w"
     assert (old.group, new.group) == (f"{old.transactional_id}/q1", f"{old.transactional_id}/q2")
 
 
 def test_without_a_writer_a_place_is_the_querys_own_and_tasks_are_found() -> None:
     for options in (KafkaWriteOptions("t"), KafkaWriteOptions()):
-        places = [Place.of(options, query, task) for query in ("p", "q") for task in (0, 7)]
+        places = [Owner.of(options, query, task) for query in ("p", "q") for task in (0, 7)]
         assert len({each.transactional_id for each in places}) == 4
-        assert [Place.find_task(options, "q", each.group) for each in places] == [
+        assert [Owner.find_task(options, "q", each.group) for each in places] == [
             None, None, 0, 7,
         ]  # fmt: skip
-    assert Place.of(KafkaWriteOptions(), "q", 0).group == "timestream-writer/*/0/q"
+    assert Owner.of(KafkaWriteOptions(), "q", 0).group == "timestream-writer/*/0/q"

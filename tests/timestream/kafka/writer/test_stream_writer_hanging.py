@@ -21,7 +21,7 @@ from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
 from pyspark_timestream.kafka.client import bounded
 from pyspark_timestream.kafka.client.errors import RetryBudget
 from pyspark_timestream.kafka.writer import rows, stream_writer
-from pyspark_timestream.kafka.writer.ledger import MARKS, Place
+from pyspark_timestream.kafka.writer.ledger import MARKS, Owner
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.kafka.writer.rows import TaskRows
 from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun
@@ -30,7 +30,7 @@ from pyspark_timestream.producer.transactions import read_entries
 
 OPTIONS = KafkaWriteOptions("t", "w", client={"bootstrap.servers": "b:1"})
 RUN = QueryRun("q", "run")
-TASK = Place.of(OPTIONS, "q", 0)
+TASK = Owner.of(OPTIONS, "q", 0)
 
 
 class Cluster:
@@ -213,7 +213,7 @@ def test_a_mark_whose_call_never_returns_is_written_once_by_a_new_producer(
     process.write_mark(OPTIONS, RUN, 1, 2 * 10**6)
     times = [dict(each["headers"])["cti"] for each in cluster.records]
     assert times == [b"1970-01-01T00:00:01Z", b"1970-01-01T00:00:02Z"]
-    assert cluster.offsets[Place.of(OPTIONS, "q", MARKS).group][0] == 2
+    assert cluster.offsets[Owner.of(OPTIONS, "q", MARKS).group][0] == 2
 
 
 def test_a_call_that_never_returns_again_and_again_fails_the_batch_by_name_in_time(

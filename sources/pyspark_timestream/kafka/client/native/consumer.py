@@ -295,8 +295,8 @@ class NativeConsumer:
         self._handles = (_open_native_reader(self._kafka, native_reader, queue), client)
         # Release everything even without `close`: librdkafka's threads must not outlive the objects
         # that they use.
-        kept = (self._counter, handlers)
-        ending = (os.getpid(), self._kafka, native_reader, queue, *self._handles, kept)
+        keep_alive = (self._counter, handlers)
+        ending = (os.getpid(), self._kafka, native_reader, queue, *self._handles, keep_alive)
         self._end = weakref.finalize(self, _release, *ending)
 
     @property
@@ -353,9 +353,9 @@ class NativeConsumer:
         """See `ColumnConsumer`."""
         (_, client), low, high = self._open_handles, c_int64(), c_int64()
         ends = (ctypes.byref(low), ctypes.byref(high))
-        place = (partition.topic.encode(), partition.number)
+        address = (partition.topic.encode(), partition.number)
         query = self._kafka.rd_kafka_query_watermark_offsets
-        self._check(query(client, *place, *ends, round(timeout_s * 1000)))
+        self._check(query(client, *address, *ends, round(timeout_s * 1000)))
         return low.value, high.value
 
     def is_connected(self, timeout_s: float) -> bool:
@@ -393,12 +393,12 @@ class NativeConsumer:
             return dict.fromkeys(offsets, late)
         try:
             answers = self._kafka.rd_kafka_event_topic_partition_list(event)
-            parts = [answers[0].elems[n] for n in range(answers[0].cnt)] if answers else []
-            codes = {Partition(p.topic.decode(), p.partition): p.err for p in parts if p.err}
+            entries = [answers[0].elems[n] for n in range(answers[0].cnt)] if answers else []
+            codes = {Partition(p.topic.decode(), p.partition): p.err for p in entries if p.err}
             code = self._kafka.rd_kafka_event_error(event)
             if code and not codes:
                 return self._refuse_all(offsets, code)
-            return {part: self._to_error(each) for part, each in codes.items()}
+            return {partition: self._to_error(refusal) for partition, refusal in codes.items()}
         finally:
             self._kafka.rd_kafka_event_destroy(event)
 
@@ -435,9 +435,9 @@ class _OffsetList:
     def __init__(self, kafka: Any, offsets: Mapping[Partition, tuple[int, str]]) -> None:
         self._kafka = kafka
         self._list = kafka.rd_kafka_topic_partition_list_new(len(offsets))
-        for part, (offset, metadata) in offsets.items():
+        for partition, (offset, metadata) in offsets.items():
             add = kafka.rd_kafka_topic_partition_list_add
-            entry = add(self._list, part.topic.encode(), part.number)[0]
+            entry = add(self._list, partition.topic.encode(), partition.number)[0]
             entry.offset = offset
             if metadata:
                 entry.metadata, entry.metadata_size = _copy_for_librdkafka(metadata.encode())
@@ -454,11 +454,11 @@ def _copy_for_librdkafka(text: bytes) -> tuple[int, int]:
     # confluent-kafka reads committed metadata up to a zero byte, so the copy has one.
     allocate = ctypes.CDLL(None).malloc
     allocate.restype, allocate.argtypes = c_void_p, [c_size_t]
-    place = allocate(len(text) + 1)
-    if not place:
+    copy = allocate(len(text) + 1)
+    if not copy:
         raise MemoryError("no memory for the metadata of an offset")
-    ctypes.memmove(place, text + b"\0", len(text) + 1)
-    return place, len(text) + 1
+    ctypes.memmove(copy, text + b"\0", len(text) + 1)
+    return copy, len(text) + 1
 
 
 def _build_handlers(log: ClientLog) -> tuple[Any, Any]:
@@ -471,7 +471,7 @@ def _build_handlers(log: ClientLog) -> tuple[Any, Any]:
 
     def note_line(_client: int, level: int, facility: bytes | None, text: bytes | None) -> None:
         log.log_syslog(
-            level, *((each or b"").decode(errors="replace") for each in (facility, text))
+            level, *((field or b"").decode(errors="replace") for field in (facility, text))
         )
 
     return _ERROR_HANDLER(note_error), _LOG_HANDLER(note_line)
@@ -484,9 +484,9 @@ def _create_handles(
     text = ctypes.create_string_buffer(_MAX_ERROR_TEXT_BYTES)
     conf = kafka.rd_kafka_conf_new()
     for name, value in config.items():
-        written = str(value).lower() if isinstance(value, bool) else str(value)
+        value_text = str(value).lower() if isinstance(value, bool) else str(value)
         if kafka.rd_kafka_conf_set(
-            conf, name.encode(), written.encode(), text, _MAX_ERROR_TEXT_BYTES
+            conf, name.encode(), value_text.encode(), text, _MAX_ERROR_TEXT_BYTES
         ):
             kafka.rd_kafka_conf_destroy(conf)
             raise _configuration_error(text)
@@ -540,7 +540,7 @@ def _release(
     queue: int,
     records: int,
     client: int,
-    kept: tuple[int, Any],
+    keep_alive: tuple[int, Any],
 ) -> None:
     """Release everything; a forked child has the handles but not librdkafka's threads."""
     if os.getpid() != owner:
@@ -548,7 +548,7 @@ def _release(
     native_reader.close(records)
     kafka.rd_kafka_queue_destroy(queue)
 
-    close_with_timeout(functools.partial(_close_client, kafka, native_reader, client, *kept))
+    close_with_timeout(functools.partial(_close_client, kafka, native_reader, client, *keep_alive))
 
 
 def _close_client(

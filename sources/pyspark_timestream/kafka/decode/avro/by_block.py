@@ -1,9 +1,9 @@
 """Reads blocks of Avro payloads in columns: a step at a time, for all payloads at once.
 
-Each payload has a place in the block's bytes. A step reads its values at the places of all rows by
-array arithmetic, and moves the places on. It compares each length with the bytes that the payload
-has left, so a false claim allocates nothing: the payload is broken, and the others go on. An array
-takes one round per item, so payloads with arrays much longer than the others' are left to
+Each payload has a cursor in the block's bytes. A step reads its values at the cursors of all rows
+by array arithmetic, and moves the cursors on. It compares each length with the bytes that the
+payload has left, so a false length allocates nothing: the payload is broken, and the others go on.
+An array takes one round per item, so payloads with arrays much longer than the others' are left to
 `by_row`, which gives the same results.
 """
 
@@ -46,32 +46,35 @@ _FOLDS: Final = (
 """Masks and shifts that close the gaps between groups of seven bits, then of 14, then of 28."""
 
 
-class Places:
-    """The places where n rows are read next, all in one array of bytes.
+class Cursors:
+    """The cursors at which n rows are read next, all in one array of bytes.
 
     A broken row stays within its bytes; values read for it mean nothing.
 
     Attributes:
-        at: n places.
-        ends: n places: the first byte after the row.
+        positions: n indexes of bytes.
+        ends: n indexes: the first byte after the row.
         broken: n booleans: the row's bytes contradict its schema.
         by_row: n booleans: `by_row` has to read the row.
         budget: n numbers of items that the row's arrays and maps may still have.
     """
 
-    __slots__ = ("_bytes", "_words", "at", "broken", "budget", "by_row", "ends")
+    __slots__ = ("_bytes", "_words", "broken", "budget", "by_row", "ends", "positions")
 
     def __init__(
         self,
         data: npt.NDArray[np.uint8],
         words: npt.NDArray[np.uint64],
-        at: Longs,
+        positions: Longs,
         ends: Longs,
         budget: Longs,
     ) -> None:
-        self._bytes, self._words, self.at, self.ends = data, words, at, ends
+        self._bytes, self._words, self.positions, self.ends = data, words, positions, ends
         self.budget = budget
-        self.broken, self.by_row = np.zeros(len(at), np.bool_), np.zeros(len(at), np.bool_)
+        self.broken, self.by_row = (
+            np.zeros(len(positions), np.bool_),
+            np.zeros(len(positions), np.bool_),
+        )
 
     @classmethod
     def of(cls, bodies: pa.Array) -> Self:
@@ -79,46 +82,46 @@ class Places:
         bounds, data = locate(bodies)
         padding = np.zeros(_PADDING, np.uint8)
         padded = np.concatenate((data[bounds[0] : bounds[-1]], padding))
-        # Strides of one byte: `words[place]` is the eight bytes at any place.
+        # Strides of one byte: `words[position]` is the eight bytes at any position.
         words = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, strides=(1,))
         bounds -= bounds[0]
         return cls(padded, words, bounds[:-1].copy(), bounds[1:].copy(), np.diff(bounds))
 
     def __len__(self) -> int:
-        return len(self.at)
+        return len(self.positions)
 
-    def select(self, rows: Longs) -> "Places":
-        """Return the places of `rows`, which are in order, to be read separately."""
-        at, ends, budget = self.at[rows], self.ends[rows], self.budget[rows]
-        return Places(self._bytes, self._words, at, ends, budget)
+    def select(self, rows: Longs) -> "Cursors":
+        """Return the cursors of `rows`, which are in order, to be read separately."""
+        positions, ends, budget = self.positions[rows], self.ends[rows], self.budget[rows]
+        return Cursors(self._bytes, self._words, positions, ends, budget)
 
-    def update(self, rows: Longs, some: "Places") -> None:
-        """Copy back the places of `rows` after they have been read separately."""
-        self.at[rows] = some.at
+    def update(self, rows: Longs, some: "Cursors") -> None:
+        """Copy back the cursors of `rows` after they have been read separately."""
+        self.positions[rows] = some.positions
         self.budget[rows] = some.budget
         self.broken[rows] |= some.broken
         self.by_row[rows] |= some.by_row
 
     def finish(self) -> None:
         """Mark the rows that have bytes left as broken."""
-        self.broken |= self.at != self.ends
+        self.broken |= self.positions != self.ends
 
     def _advance(self, lengths: Longs | int) -> None:
-        self.at = self.at + lengths
-        over = self.at > self.ends
+        self.positions = self.positions + lengths
+        over = self.positions > self.ends
         if over.any():
             self.broken |= over
-            self.at = np.minimum(self.at, self.ends)
+            self.positions = np.minimum(self.positions, self.ends)
 
     def _read_varints(self) -> tuple[Longs, Longs | int]:
         """Read whole numbers of up to 64 bits; return also how many bytes each takes."""
-        first = self._bytes[self.at]
+        first_bytes = self._bytes[self.positions]
         # The numbers of many columns take one byte each.
-        if not len(first) or first.max() < 128:
+        if not len(first_bytes) or first_bytes.max() < 128:
             self._advance(1)
-            numbers = first.astype(np.int64)
+            numbers = first_bytes.astype(np.int64)
             return (numbers >> 1) ^ -(numbers & 1), 1
-        words = self._words[self.at]
+        words = self._words[self.positions]
         # The last byte of a number has its top bit clear; keep the bits up to the first such byte.
         stops = ~words & _STOP_BITS
         stop = stops & (~stops + _ONE)
@@ -144,8 +147,8 @@ class Places:
         number = words[rows] & _DATA_BITS
         for low, high, shift in _FOLDS:
             number = (number & low) | ((number & high) >> shift)
-        ninth = self._bytes[self.at[rows] + 8].astype(np.uint64)
-        tenth = self._bytes[self.at[rows] + 9].astype(np.uint64)
+        ninth = self._bytes[self.positions[rows] + 8].astype(np.uint64)
+        tenth = self._bytes[self.positions[rows] + 9].astype(np.uint64)
         nine = ninth < 128
         number |= (ninth & _U64(0x7F)) << _U64(56)
         folded[rows] = np.where(nine, number, number | (tenth & _ONE) << _U64(63))
@@ -174,15 +177,15 @@ class Places:
 
     def read_booleans(self) -> Mask:
         """Read n bytes that are 0 or 1."""
-        read = self._bytes[self.at]
-        self.broken |= read > 1
+        values = self._bytes[self.positions]
+        self.broken |= values > 1
         self._advance(1)
-        chosen: Mask = read == 1
+        chosen: Mask = values == 1
         return chosen
 
     def read_floats(self, size: int) -> npt.NDArray[np.floating]:
         """Read n floats of `size` bytes: 4 for a float, 8 for a double."""
-        words = self._words[self.at]
+        words = self._words[self.positions]
         self._advance(size)
         if size == _WORD:
             return words.view(np.float64)
@@ -190,21 +193,21 @@ class Places:
 
     def pass_fixed(self, size: int) -> tuple[Longs, Longs]:
         """Return where n values of `size` bytes start and stop."""
-        starts = self.at
+        starts = self.positions
         # Cap the size: added often, a huge one would exceed 64 bits.
         self._advance(min(size, 2**32))
-        return starts, self.at
+        return starts, self.positions
 
     def pass_bytes(self) -> tuple[Longs, Longs]:
         """Read the lengths of n values, and return where the values after them start and stop."""
         lengths = self.read_longs()
-        outside = (lengths < 0) | (lengths > self.ends - self.at)
+        outside = (lengths < 0) | (lengths > self.ends - self.positions)
         if outside.any():
             self.broken |= outside
             lengths = np.where(outside, 0, lengths)
-        starts = self.at
-        self.at = starts + lengths
-        return starts, self.at
+        starts = self.positions
+        self.positions = starts + lengths
+        return starts, self.positions
 
     def slice_bytes(self, starts: Longs, stops: Longs) -> pa.Array:
         """Return the bytes from n starts to n stops as binary values, empty for broken rows.
@@ -226,19 +229,19 @@ class Places:
     def read_block_header(self, sized_end: Longs) -> tuple[Longs, Longs]:
         """Read the headers of the next blocks of n arrays or maps.
 
-        Return n numbers of items, 0 at the end of the array and for broken rows; and n places where
-        the block must end, -1 if its header gives no size. Pass these to the next call.
+        Return n numbers of items, 0 at the end of the array and for broken rows; and n positions
+        where the block must end, -1 if its header gives no size. Pass these to the next call.
         """
-        self.broken |= (sized_end >= 0) & (self.at != sized_end)
+        self.broken |= (sized_end >= 0) & (self.positions != sized_end)
         counts = self.read_longs()
         ends = np.full(len(self), -1, np.int64)
         sized = np.flatnonzero((counts < 0) & ~self.broken)
         if len(sized):
             some = self.select(sized)
             sizes = some.read_longs()
-            outside = (sizes < 0) | (sizes > some.ends - some.at)
+            outside = (sizes < 0) | (sizes > some.ends - some.positions)
             some.broken |= outside
-            ends[sized] = some.at + np.where(outside, 0, sizes)
+            ends[sized] = some.positions + np.where(outside, 0, sizes)
             self.update(sized, some)
             counts = np.where(counts < 0, -counts, counts)
         # A payload may have at most as many items as bytes: only items without bytes could be more.
@@ -258,117 +261,117 @@ for one row as for many."""
 _SKIPPED: Final = Converted(pa.nulls(0), np.zeros(0, np.bool_))
 
 
-def read_block(step: Step, places: Places) -> Converted:
-    """Read values at all places and move these on; values of broken rows mean nothing.
+def read_block(step: Step, cursors: Cursors) -> Converted:
+    """Read values at all cursors and move these on; values of broken rows mean nothing.
 
     A step without a type gives an empty column.
     """
-    rows = len(places)
+    rows = len(cursors)
     match step:
         case Scalar():
-            return _read_scalar(step, places)
+            return _read_scalar(step, cursors)
         case Record():
-            read: dict[int, Converted] = {}
-            for field, place in step.fields:
-                values = read_block(field, places)
-                if place is not None:
-                    read[place] = values
-            return _SKIPPED if step.type is None else step.build(rows, read)
+            columns: dict[int, Converted] = {}
+            for field, child in step.fields:
+                values = read_block(field, cursors)
+                if child is not None:
+                    columns[child] = values
+            return _SKIPPED if step.type is None else step.build(rows, columns)
         case Union():
-            return _read_union(step, places)
+            return _read_union(step, cursors)
         case Repeated():
-            return _read_repeated(step, places)
+            return _read_repeated(step, cursors)
         case Bad():
-            read_block(step.step, places)
+            read_block(step.step, cursors)
             return all_bad(rows, step.type)
         case SelfReference():
             raise AssertionError("types that contain themselves are read one by one")
 
 
-def _read_union(step: Union, places: Places) -> Converted:
-    chosen = places.read_index(len(step.branches))
-    if len(places) and not places.broken.any() and (chosen == chosen[0]).all():
-        return read_block(step.branches[chosen[0]], places)
-    chosen[places.broken] = -1
+def _read_union(step: Union, cursors: Cursors) -> Converted:
+    chosen = cursors.read_index(len(step.branches))
+    if len(cursors) and not cursors.broken.any() and (chosen == chosen[0]).all():
+        return read_block(step.branches[chosen[0]], cursors)
+    chosen[cursors.broken] = -1
     by_branch: dict[int, Converted] = {}
     for branch in np.unique(chosen[chosen >= 0]).tolist():
         rows = np.flatnonzero(chosen == branch)
-        some = places.select(rows)
+        some = cursors.select(rows)
         by_branch[branch] = read_block(step.branches[branch], some)
-        places.update(rows, some)
+        cursors.update(rows, some)
     return _SKIPPED if step.type is None else step.join(chosen, by_branch)
 
 
-def _read_scalar(step: Scalar, places: Places) -> Converted:
-    wire = _read_wire(step, places)
+def _read_scalar(step: Scalar, cursors: Cursors) -> Converted:
+    wire = _read_wire(step, cursors)
     if step.type is None:
         return _SKIPPED
     if wire is None:
-        return keep(pa.nulls(len(places), step.type))
+        return keep(pa.nulls(len(cursors), step.type))
     converted = step.convert(wire)
     if step.is_text:
         # Bytes read as text need not be UTF-8, which is only bad; a string that is not is broken.
-        places.broken |= converted.bad
+        cursors.broken |= converted.bad
     return converted
 
 
-def _read_wire(step: Scalar, places: Places) -> Wire | None:
+def _read_wire(step: Scalar, cursors: Cursors) -> Wire | None:
     """Read the wire values of a scalar; None for nulls and for bytes that are skipped."""
     match step.kind:
         case "null":
             return None
         case "boolean":
-            return places.read_booleans()
+            return cursors.read_booleans()
         case "int":
-            return places.read_ints()
+            return cursors.read_ints()
         case "long":
-            return places.read_longs()
+            return cursors.read_longs()
         case "float":
-            return places.read_floats(4)
+            return cursors.read_floats(4)
         case "double":
-            return places.read_floats(8)
+            return cursors.read_floats(8)
         case "enum":
-            chosen = places.read_index(len(step.symbols))
-            return None if step.type is None else pa.array(chosen, mask=places.broken)
-    starts, stops = places.pass_fixed(step.size) if step.kind == "fixed" else places.pass_bytes()
-    return None if step.type is None else places.slice_bytes(starts, stops)
+            chosen = cursors.read_index(len(step.symbols))
+            return None if step.type is None else pa.array(chosen, mask=cursors.broken)
+    starts, stops = cursors.pass_fixed(step.size) if step.kind == "fixed" else cursors.pass_bytes()
+    return None if step.type is None else cursors.slice_bytes(starts, stops)
 
 
-def _read_repeated(step: Repeated, places: Places) -> Converted:
+def _read_repeated(step: Repeated, cursors: Cursors) -> Converted:
     """Read the first item of every row, then the second, and so on; then put them in order."""
-    remaining = np.zeros(len(places), np.int64)
-    sized_end = np.full(len(places), -1, np.int64)
-    open_rows = np.arange(len(places))[~places.broken]
+    remaining = np.zeros(len(cursors), np.int64)
+    sized_end = np.full(len(cursors), -1, np.int64)
+    open_rows = np.arange(len(cursors))[~cursors.broken]
     items: list[Converted] = []
     keys: list[Converted] = []
     owners: list[Longs] = []
     for rounds in itertools.count():
         fresh = open_rows[remaining[open_rows] == 0]
         if len(fresh):
-            some = places.select(fresh)
+            some = cursors.select(fresh)
             counts, ends = some.read_block_header(sized_end[fresh])
-            places.update(fresh, some)
+            cursors.update(fresh, some)
             remaining[fresh], sized_end[fresh] = counts, ends
-            open_rows = open_rows[(remaining[open_rows] > 0) & ~places.broken[open_rows]]
+            open_rows = open_rows[(remaining[open_rows] > 0) & ~cursors.broken[open_rows]]
         if not len(open_rows):
             break
         if rounds >= _FEW_ROUNDS and len(open_rows) < _FEW_ROWS:
-            places.by_row[open_rows] = True
-            places.broken[open_rows] = True
+            cursors.by_row[open_rows] = True
+            cursors.broken[open_rows] = True
             break
-        some = places.select(open_rows)
+        some = cursors.select(open_rows)
         if step.keyed:
             keys.append(_read_scalar(_KEY if step.type is not None else _PASSED_KEY, some))
         items.append(read_block(step.item, some))
         owners.append(open_rows)
-        places.update(open_rows, some)
+        cursors.update(open_rows, some)
         remaining[open_rows] -= 1
-        open_rows = open_rows[~places.broken[open_rows]]
+        open_rows = open_rows[~cursors.broken[open_rows]]
     if step.type is None:
         return _SKIPPED
     owner = np.concatenate(owners) if owners else np.zeros(0, np.int64)
     order = np.argsort(owner, kind="stable")
-    lengths = np.bincount(owner, minlength=len(places))
+    lengths = np.bincount(owner, minlength=len(cursors))
     if not step.keyed:
         return step.build(lengths, [join_converted(items, order, step.type.value_type)])
     entries = [

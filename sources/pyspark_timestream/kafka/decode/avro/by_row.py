@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.avro.by_block import Places, read_block
+from pyspark_timestream.kafka.decode.avro.by_block import Cursors, read_block
 from pyspark_timestream.kafka.decode.avro.plans import (
     Bad,
     Plan,
@@ -65,26 +65,26 @@ _BROKEN: Final = (ValueError, IndexError, struct.error, RecursionError)
 
 
 class _Row:
-    """A payload that is being read: its bytes, the place to read next, and the lists to fill."""
+    """A payload that is being read: its bytes, the position to read next, and the lists to fill."""
 
-    __slots__ = ("at", "budget", "columns", "data", "depth")
+    __slots__ = ("budget", "columns", "data", "depth", "position")
 
     def __init__(self, data: bytes, columns: list[list[Any]]) -> None:
-        self.data, self.at, self.depth, self.columns = data, 0, 0, columns
+        self.data, self.position, self.depth, self.columns = data, 0, 0, columns
         self.budget = len(data)  # As in `by_block`: only items without bytes could be more.
 
     def _read_varint(self, most_bytes: int, bound: int) -> int:
-        data, at = self.data, self.at
-        byte = data[at]
+        data, position = self.data, self.position
+        byte = data[position]
         number, shift = byte & 127, 7
         while byte > 127:
-            at += 1
-            byte = data[at]
+            position += 1
+            byte = data[position]
             number |= (byte & 127) << shift
             shift += 7
             if shift > 7 * most_bytes:
                 raise ValueError("a number has too many bytes")
-        self.at = at + 1
+        self.position = position + 1
         number = (number >> 1) ^ -(number & 1)
         if not -bound <= number < bound:
             raise ValueError("a number has too many bits")
@@ -103,11 +103,11 @@ class _Row:
         return chosen
 
     def take(self, length: int) -> bytes:
-        if not 0 <= length <= len(self.data) - self.at:
+        if not 0 <= length <= len(self.data) - self.position:
             raise ValueError("a length exceeds the payload")
-        begin = self.at
-        self.at += length
-        return self.data[begin : self.at]
+        begin = self.position
+        self.position += length
+        return self.data[begin : self.position]
 
     def read_bytes(self) -> bytes:
         return self.take(self.read_long())
@@ -123,8 +123,8 @@ class _Row:
         count, end = self.read_long(), -1
         if count < 0:
             count, size = -count, self.read_long()
-            end = self.at + size
-            if not self.at <= end <= len(self.data):
+            end = self.position + size
+            if not self.position <= end <= len(self.data):
                 raise ValueError("a block exceeds the payload")
         self.budget -= count
         if self.budget < 0:
@@ -154,18 +154,18 @@ class RowReader:
             row = _Row(body, columns)
             try:
                 self._read(row)
-                if row.at != len(body):
+                if row.position != len(body):
                     raise ValueError("bytes are left over")
             except _BROKEN:
                 broken[number] = True
                 for column, size in zip(columns, sizes, strict=True):
                     del column[size:]
-        whole = _build_column(self._plan.step, iter(columns), int((~broken).sum()))
+        converted = _build_column(self._plan.step, iter(columns), int((~broken).sum()))
         reasons = np.full(len(bodies), SYNTAX, np.uint8)
-        reasons[~broken] = np.where(whole.bad, TYPE, FINE)
+        reasons[~broken] = np.where(converted.bad, TYPE, FINE)
         if not broken.any():
-            return whole.column, reasons
-        return whole.column.take(pa.array(np.cumsum(~broken) - 1, mask=broken)), reasons
+            return converted.column, reasons
+        return converted.column.take(pa.array(np.cumsum(~broken) - 1, mask=broken)), reasons
 
     def _add_list(self) -> int:
         self._lists += 1
@@ -188,13 +188,13 @@ class RowReader:
                 return self._build(step.step)
 
     def _build_scalar(self, step: Scalar) -> Reader:
-        read = _choose_reader(step)
+        read_value = _choose_reader(step)
         if step.type is None or step.kind == "null":
-            return read
+            return read_value
         column = self._add_list()
         if step.is_text:
-            return lambda row: row.columns[column].append(read(row).decode())
-        return lambda row: row.columns[column].append(read(row))
+            return lambda row: row.columns[column].append(read_value(row).decode())
+        return lambda row: row.columns[column].append(read_value(row))
 
     def _build_record(self, step: Record) -> Reader:
         readers = [self._build(field) for field, _ in step.fields]
@@ -240,7 +240,7 @@ class RowReader:
                     if read_key is not None:
                         read_key(row)
                     read_item(row)
-                if end not in (-1, row.at):
+                if end not in (-1, row.position):
                     raise ValueError("a block is not as long as it says")
                 total += count
             if column is not None:
@@ -278,8 +278,10 @@ def _build_column(step: Step, lists: Iterator[list[Any]], rows: int) -> Converte
         case Scalar():
             return step.convert(step.to_wire(next(lists)))
         case Record():
-            placed = [(field, at) for field, at in step.fields if at is not None]
-            return step.build(rows, {at: _build_column(field, lists, rows) for field, at in placed})
+            placed = [(field, child) for field, child in step.fields if child is not None]
+            return step.build(
+                rows, {child: _build_column(field, lists, rows) for field, child in placed}
+            )
         case Union():
             chosen = np.array(next(lists), np.int64)
             counts = np.bincount(chosen, minlength=len(step.branches)).tolist()
@@ -361,8 +363,8 @@ def read_avro(
             order[rows] = np.arange(total, total + len(rows))
             total += len(rows)
     block = join_blocks(requested, blocks, order, reasons)
-    named = name_rows(names, codes) if requested.names else None
-    return block._replace(schema_ids=schema_ids, names=named)
+    row_names = name_rows(names, codes) if requested.names else None
+    return block._replace(schema_ids=schema_ids, names=row_names)
 
 
 def can_read_avro(readers: tuple[AvroReader, ...], requested: RequestedFields, writer: str) -> bool:
@@ -387,9 +389,11 @@ def _find_names(
     root = parsed.look_up(parsed.schema)
     if not isinstance(root, list):
         return [find_name(root)], np.zeros(len(bodies), np.int64)
-    places = Places.of(bodies)
-    chosen = places.read_index(len(root))
-    return [find_name(parsed.look_up(each)) for each in root], np.where(places.broken, -1, chosen)
+    cursors = Cursors.of(bodies)
+    chosen = cursors.read_index(len(root))
+    return [find_name(parsed.look_up(branch)) for branch in root], np.where(
+        cursors.broken, -1, chosen
+    )
 
 
 def _parse_writer(text: str) -> ParsedSchema:
@@ -414,8 +418,8 @@ def _group(
     present &= to_mask(schema_ids.is_valid())
     ids = pc.fill_null(schema_ids, 0).to_numpy(zero_copy_only=False)
     return [
-        (writers[int(each)], np.flatnonzero(present & (ids == each)))
-        for each in np.unique(ids[present])
+        (writers[int(writer)], np.flatnonzero(present & (ids == writer)))
+        for writer in np.unique(ids[present])
     ]
 
 
@@ -424,9 +428,9 @@ def _build_codec(
     readers: tuple[AvroReader, ...], requested: RequestedFields, writer: str
 ) -> _Codec:
     """Plan the reading of a writer's schema with the first of `readers` that can read it."""
-    first, *newer = readers
+    main, *newer = readers
     try:
-        plan = resolve(_parse_writer(writer), build_requested(first, requested))
+        plan = resolve(_parse_writer(writer), build_requested(main, requested))
     except SchemaRefused:
         if not newer:
             raise
@@ -450,17 +454,19 @@ def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
     """Read payloads as structs; malformed ones become null."""
     if len(bodies) <= _FEW_BODIES or codec.plan.recursive:
         return codec.rows.read(bodies.to_pylist())
-    places = Places.of(bodies)
-    values, bad = read_block(codec.plan.step, places)
-    places.finish()
+    cursors = Cursors.of(bodies)
+    values, bad = read_block(codec.plan.step, cursors)
+    cursors.finish()
     reasons = np.where(bad, TYPE, FINE).astype(np.uint8)
-    reasons[places.broken] = SYNTAX
-    singles = np.flatnonzero(places.by_row)
+    reasons[cursors.broken] = SYNTAX
+    singles = np.flatnonzero(cursors.by_row)
     order = np.arange(len(bodies))
     if len(singles):
-        read, reasons[singles] = codec.rows.read(bodies.take(pa.array(singles)).to_pylist())
+        values_by_row, reasons[singles] = codec.rows.read(
+            bodies.take(pa.array(singles)).to_pylist()
+        )
         order[singles] = np.arange(len(bodies), len(bodies) + len(singles))
-        values = pa.concat_arrays([values, read])
+        values = pa.concat_arrays([values, values_by_row])
     absent = reasons == SYNTAX
     if not len(singles) and not absent.any():
         return values, reasons

@@ -159,7 +159,7 @@ def _tidy(schema: Any) -> Any:
     Avro ignores an invalid logical type: the value is read as its plain type.
     """
     if isinstance(schema, list):
-        branches = [_tidy(each) for each in schema]
+        branches = [_tidy(inner) for inner in schema]
         if any(isinstance(branch, list) for branch in branches):
             raise ValueError("a union is a branch of a union")
         return branches
@@ -174,7 +174,7 @@ def _tidy(schema: Any) -> Any:
         if key in schema:
             tidied[key] = _tidy(schema[key])
     if isinstance(schema.get("fields"), list):
-        tidied["fields"] = [_tidy_field(each) for each in schema["fields"]]
+        tidied["fields"] = [_tidy_field(inner) for inner in schema["fields"]]
     return tidied
 
 
@@ -188,7 +188,7 @@ def _tidy_field(field: Any) -> Any:
 
 
 def _move_default(schema: dict[str, Any]) -> dict[str, Any]:
-    return {DEFAULT if key == "default" else key: each for key, each in schema.items()}
+    return {DEFAULT if key == "default" else key: value for key, value in schema.items()}
 
 
 def _is_logical(schema: dict[str, Any]) -> bool:
@@ -198,10 +198,10 @@ def _is_logical(schema: dict[str, Any]) -> bool:
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
         return False
-    most: float = math.inf
+    max_precision: float = math.inf
     if schema.get("type") == "fixed" and type(schema.get("size")) is int:
-        most = math.floor(math.log10(2) * (8 * schema["size"] - 1))
-    return schema.get("type") in ("bytes", "fixed") and 0 < precision <= most
+        max_precision = math.floor(math.log10(2) * (8 * schema["size"] - 1))
+    return schema.get("type") in ("bytes", "fixed") and 0 < precision <= max_precision
 
 
 def _check_names(names: Mapping[str, Schema]) -> None:
@@ -320,42 +320,42 @@ def have_own_unit(reader: AvroReader, raw: tuple[str, ...]) -> bool:
     return all(pa.types.is_temporal(read_as(schema)) for schema in schemas)
 
 
-def _find(parsed: ParsedSchema, what: str, path: str) -> Schema:
+def _find(parsed: ParsedSchema, subject: str, path: str) -> Schema:
     """Return the schema of the field at `path`."""
     schema = parsed.schema
     try:
-        parts = parse_path(path)
+        path_names = parse_path(path)
     except ValueError as error:
         raise SchemaRefused(
-            f"{what} is not the path of a field",
+            f"{subject} is not the path of a field",
             "names with dots between them, such as after.id; in backquotes, a name with dots",
             "correct it, or leave it out",
         ) from error
-    for part in parts:
-        record = _strip_null(parsed, what, schema)[0]
+    for name in path_names:
+        record = _strip_null(parsed, subject, schema)[0]
         if kind_of(record) != "record":
             raise SchemaRefused(
-                f"{what} names '{part}' inside an Avro {describe(record)}, and only records have "
-                "fields",
+                f"{subject} names '{name}' inside an Avro {describe(record)}, and only records "
+                "have fields",
                 "a path of names from record to record, such as after.id",
                 "read the field itself, and take it apart in Spark",
             )
-        matches = [field for field in record["fields"] if field["name"] == part]
+        matches = [field for field in record["fields"] if field["name"] == name]
         if not matches:
-            raise _missing_field(what, part, record)
+            raise _missing_field(subject, name, record)
         schema = matches[0]["type"]
     return schema
 
 
-def _missing_field(what: str, name: str, record: Schema) -> SchemaRefused:
+def _missing_field(subject: str, name: str, record: Schema) -> SchemaRefused:
     return SchemaRefused(
-        f"{what} is not in the reader's schema: Avro {describe(record)} lacks '{name}'",
+        f"{subject} is not in the reader's schema: Avro {describe(record)} lacks '{name}'",
         ", ".join(field["name"] for field in record["fields"]) or "nothing: it is empty",
         "name one of them, or leave the column out",
     )
 
 
-def _strip_null(parsed: ParsedSchema, what: str, schema: Schema) -> tuple[Schema, bool]:
+def _strip_null(parsed: ParsedSchema, subject: str, schema: Schema) -> tuple[Schema, bool]:
     """Return the only type of a union beside null, and whether the union has a null."""
     defined = parsed.look_up(schema)
     if not isinstance(defined, list):
@@ -363,7 +363,7 @@ def _strip_null(parsed: ParsedSchema, what: str, schema: Schema) -> tuple[Schema
     types = [parsed.look_up(branch) for branch in defined if branch != "null"]
     if len(types) > 1:
         raise SchemaRefused(
-            f"{what} is of Avro type {describe(defined)}: the type of a value is known only "
+            f"{subject} is of Avro type {describe(defined)}: the type of a value is known only "
             "after it is read",
             "a type, or a union of a type and null; a union of records where 'valueMessage' or "
             "'keyMessage' names the one to read",
@@ -372,24 +372,24 @@ def _strip_null(parsed: ParsedSchema, what: str, schema: Schema) -> tuple[Schema
     return (types[0] if types else "null"), len(types) < len(defined)
 
 
-def _check_type(parsed: ParsedSchema, what: str, schema: Schema, target: pa.DataType) -> None:
-    defined = _strip_null(parsed, what, schema)[0]
+def _check_type(parsed: ParsedSchema, subject: str, schema: Schema, target: pa.DataType) -> None:
+    defined = _strip_null(parsed, subject, schema)[0]
     kind = kind_of(defined)
     if kind == "record" and pa.types.is_struct(target):
         by_name = {field["name"]: field["type"] for field in defined["fields"]}
         for child in target:
             if child.name not in by_name:
-                raise _missing_field(f"{what}, field '{child.name}',", child.name, defined)
-            part = f"{what}, field '{child.name}',"
-            _check_type(parsed, part, by_name[child.name], child.type)
+                raise _missing_field(f"{subject}, field '{child.name}',", child.name, defined)
+            child_subject = f"{subject}, field '{child.name}',"
+            _check_type(parsed, child_subject, by_name[child.name], child.type)
     elif kind == "array" and pa.types.is_list(target):
-        _check_type(parsed, f"{what}, item,", defined["items"], target.value_type)
+        _check_type(parsed, f"{subject}, item,", defined["items"], target.value_type)
     elif kind == "map" and pa.types.is_map(target) and pa.types.is_string(target.key_type):
-        _check_type(parsed, f"{what}, value,", defined["values"], target.item_type)
+        _check_type(parsed, f"{subject}, value,", defined["values"], target.item_type)
     elif kind in _NESTED or not can_cast(read_as(defined), target):
         accepts = _NESTED.get(kind) or str(read_as(defined))
         raise SchemaRefused(
-            f"{what} is {target}, but in the reader's schema it is of Avro type "
+            f"{subject} is {target}, but in the reader's schema it is of Avro type "
             f"{describe(defined)}",
             accepts,
             "declare it so, and convert it in Spark",

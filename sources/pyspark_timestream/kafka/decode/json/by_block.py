@@ -245,9 +245,9 @@ class _Column:
     def describe(self, location: dict[str, Any]) -> _Field:
         """Describe the field at `location`, and its buffers, as the library expects it."""
         kind, target, is_raw = self._field
-        least, most, scale, bound = -(2**63), 2**63 - 1, 0, 0
+        least, greatest, scale, bound = -(2**63), 2**63 - 1, 0, 0
         if kind == _INTEGER:
-            least, most = -(1 << target.bit_width - 1), (1 << target.bit_width - 1) - 1
+            least, greatest = -(1 << target.bit_width - 1), (1 << target.bit_width - 1) - 1
         elif kind == _DECIMAL:
             scale, bound = target.scale, 10**target.precision
         starts = None if self._starts is None else self._starts.ctypes.data
@@ -256,7 +256,7 @@ class _Column:
             kind=kind,
             is_raw=is_raw,
             least=least,
-            most=most,
+            most=greatest,
             bound=_halve(bound),
             tenth=_halve(bound // 10),
             scale=scale,

@@ -89,8 +89,8 @@ def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBl
     reasons = np.array([reason for _, reason in loaded], np.uint8)
     columns = []
     for path, field in zip(fields.column_paths(), fields.columns, strict=True):
-        taken, blocked = _take(objects, path)
-        column, bad = _convert(taken, field.type)
+        field_values, blocked = _take(objects, path)
+        column, bad = _convert(field_values, field.type)
         columns.append(Converted(column, bad | blocked))
     raw = {
         text: _group_by_type([_to_raw(value) for value in _take(objects, path)[0]])
@@ -103,9 +103,9 @@ def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
     """Take the field at `path` of n objects; return also where a non-object is in its way."""
     if len(path) == 1:
         (name,) = path
-        return [each.get(name) for each in objects], np.zeros(len(objects), np.bool_)
-    taken = [descend(each, path) for each in objects]
-    return [each.value for each in taken], np.array([each.blocked for each in taken], np.bool_)
+        return [item.get(name) for item in objects], np.zeros(len(objects), np.bool_)
+    lookups = [descend(item, path) for item in objects]
+    return [item.value for item in lookups], np.array([item.blocked for item in lookups], np.bool_)
 
 
 def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
@@ -151,8 +151,8 @@ def _convert(values: list[Any], target: pa.DataType) -> Converted:
     elif pa.types.is_timestamp(target) or pa.types.is_date32(target):
         converted = keep(_convert_times(values, target))
     else:
-        read = _choose_scalar(target)
-        converted = keep(pa.array([null_on_error(read, value) for value in values], target))
+        read_scalar = _choose_scalar(target)
+        converted = keep(pa.array([null_on_error(read_scalar, value) for value in values], target))
     if not converted.column.null_count:
         return converted
     lost = to_mask(converted.column.is_null()) & np.array([v is not None for v in values], np.bool_)
@@ -162,15 +162,20 @@ def _convert(values: list[Any], target: pa.DataType) -> Converted:
 def _convert_objects(values: list[Any], target: pa.DataType) -> Converted:
     objects = [value if isinstance(value, dict) else None for value in values]
     fields = [
-        _convert([None if each is None else each.get(field.name) for each in objects], field.type)
+        _convert(
+            [None if object_ is None else object_.get(field.name) for object_ in objects],
+            field.type,
+        )
         for field in target
     ]
-    return build_struct(target, fields, np.array([each is None for each in objects], np.bool_))
+    return build_struct(
+        target, fields, np.array([object_ is None for object_ in objects], np.bool_)
+    )
 
 
 def _convert_lists(values: list[Any], target: pa.DataType) -> Converted:
     lists: list[list[Any] | None] = [value if isinstance(value, list) else None for value in values]
-    items = _convert([item for each in lists for item in each or ()], target.value_type)
+    items = _convert([item for list_ in lists for item in list_ or ()], target.value_type)
     return build_repeated(target, [items], *_measure(lists))
 
 
@@ -178,24 +183,24 @@ def _convert_maps(values: list[Any], target: pa.DataType) -> Converted:
     maps: list[dict[str, Any] | None] = [
         value if isinstance(value, dict) else None for value in values
     ]
-    keys = _convert([key for each in maps for key in each or ()], target.key_type)
-    items = _convert([v for each in maps for v in (each or {}).values()], target.item_type)
+    keys = _convert([key for map_ in maps for key in map_ or ()], target.key_type)
+    items = _convert([v for map_ in maps for v in (map_ or {}).values()], target.item_type)
     return build_repeated(target, [keys, items], *_measure(maps))
 
 
 def _measure(values: Sequence[Sized | None]) -> tuple[Longs, Mask]:
     """Return each value's number of items, and a mask of the null values."""
     lengths = np.array([len(value or ()) for value in values], np.int64)
-    return lengths, np.array([each is None for each in values], np.bool_)
+    return lengths, np.array([item is None for item in values], np.bool_)
 
 
 def _convert_times(values: list[Any], target: pa.DataType) -> pa.Array:
     raw = list(map(_to_raw, values))
-    texts = pa.array([each if isinstance(each, str) else None for each in raw], pa.string())
+    texts = pa.array([value if isinstance(value, str) else None for value in raw], pa.string())
     column = read_times(texts, target).column
     if pa.types.is_date32(target):
         return column
-    numbers = pa.array([each if isinstance(each, int) else None for each in raw], pa.int64())
+    numbers = pa.array([value if isinstance(value, int) else None for value in raw], pa.int64())
     return pc.coalesce(column, read_times(numbers, target).column)
 
 
@@ -232,12 +237,12 @@ Scalar: TypeAlias = Callable[[Any], Any]
 """Converts a parsed value that is not null; raises ValueError if it does not fit the type."""
 
 
-def null_on_error(read: Scalar, value: Any) -> Any:
+def null_on_error(read_value: Scalar, value: Any) -> Any:
     """Convert `value`; return None if that fails."""
     if value is None:
         return None
     try:
-        return read(value)
+        return read_value(value)
     except _CONVERSION_ERRORS:
         return None
 

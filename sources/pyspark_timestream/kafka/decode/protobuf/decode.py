@@ -127,8 +127,11 @@ def _convert_dates(messages: pa.Array) -> Converted:
     year, month, day = _read_integers(messages, 3)
     legal = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
     months = np.where(legal, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
-    first, after = (each.astype("datetime64[D]").astype(np.int64) for each in (months, months + 1))
-    days = first + np.where(legal, day, 1) - 1
+    first_days, after = (
+        month_starts.astype("datetime64[D]").astype(np.int64)
+        for month_starts in (months, months + 1)
+    )
+    days = first_days + np.where(legal, day, 1) - 1
     # A day that its month lacks falls into the next month.
     return _keep_legal(days.astype(np.int32), pa.date32(), messages, legal & (days < after))
 
@@ -173,9 +176,9 @@ class Plan(NamedTuple):
     """How to read a field.
 
     Attributes:
-        tree: the fields of it that are read; None: it is a scalar, or a message as bytes.
+        tree: the fields to read of it; None: it is a scalar, or a message read as bytes.
         convert: converts it.
-        path: its place in the rows that ptars returns.
+        path: the path of its column in the rows that ptars returns.
     """
 
     tree: Tree | None
@@ -262,15 +265,15 @@ def _plan_field(field: Any, target: pa.DataType) -> Plan:
 def _plan_raw(field: Any) -> Plan:
     """Plan the reading of `field` for an event time or an edge; failures become nulls."""
     _check_readable(field)
-    last = field
+    inner = field
     if not field.is_repeated and field.type == field.TYPE_MESSAGE:
         name = field.message_type.full_name
         if name in (_TIMESTAMP, _DATE):
             return _plan_field(field, _TIMES[name].type)
         if name in _WRAPPERS:
-            last = field.message_type.fields_by_name["value"]
-    kind = _SCALARS[last.type - 1][1]
-    if last.type in (last.TYPE_STRING, last.TYPE_ENUM):
+            inner = field.message_type.fields_by_name["value"]
+    kind = _SCALARS[inner.type - 1][1]
+    if inner.type in (inner.TYPE_STRING, inner.TYPE_ENUM):
         target = pa.string()
     elif pa.types.is_integer(kind):
         target = pa.int64()
@@ -373,13 +376,13 @@ def comes_in_pieces(field: Any) -> bool:
 
 
 def _join_pieces(pieces: pa.Array) -> pa.Array:
-    """Join the pieces of each message, which lie side by side; null where a message has none."""
+    """Join the pieces of each message, which are adjacent; null where a message has none."""
     if not len(pieces):
         return pa.array([], pa.binary())
     items, bounds = pieces.values, pieces.offsets.to_numpy()
     _, ends, data = items.buffers()
-    places = np.frombuffer(ends, np.int32)[items.offset :] if ends else np.zeros(1, np.int32)
-    buffers = [None, pa.py_buffer(places[bounds].copy()), data or pa.py_buffer(b"")]
+    offsets = np.frombuffer(ends, np.int32)[items.offset :] if ends else np.zeros(1, np.int32)
+    buffers = [None, pa.py_buffer(offsets[bounds].copy()), data or pa.py_buffer(b"")]
     joined = pa.BinaryArray.from_buffers(pa.binary(), len(pieces), buffers)
     return pc.if_else(pa.array(np.diff(bounds) > 0), joined, None)
 
@@ -403,7 +406,7 @@ def _get_field(message: Any, name: str) -> Any:
     if field is None:
         raise Misfit(
             f"message '{message.full_name}' lacks the field '{name}'",
-            ", ".join(each.name for each in message.fields) or "a message with fields",
+            ", ".join(field.name for field in message.fields) or "a message with fields",
         )
     return field
 
@@ -451,14 +454,16 @@ def plan_fields(reader: ProtobufReader, columns: pa.Schema, raw: tuple[str, ...]
     return plans
 
 
-def _plan(what: str, reader: ProtobufReader, name: str, target: pa.DataType | None = None) -> Plan:
-    """Plan the field at `name`; without a target, as event times. Errors begin with `what`."""
+def _plan(
+    subject: str, reader: ProtobufReader, name: str, target: pa.DataType | None = None
+) -> Plan:
+    """Plan the field at `name`; without a target, as event times. Errors begin with `subject`."""
     try:
         fields = _find_fields(reader, parse_path(name))
         plan = _plan_raw(fields[-1]) if target is None else _plan_field(fields[-1], target)
     except Misfit as misfit:
         raise SchemaRefused(
-            f"{what} cannot be read: {misfit.problem}",
+            f"{subject} cannot be read: {misfit.problem}",
             misfit.accepts,
             "declare one of these, or leave it out",
         ) from None
@@ -519,25 +524,25 @@ class _Describer:
 
     def _add_message(self, message: Any, tree: Tree) -> str:
         """Add `message` with the fields of `tree`, and return the name of its type."""
-        added = self._file.message_type.add(name=f"M{len(self._file.message_type)}")
+        described = self._file.message_type.add(name=f"M{len(self._file.message_type)}")
         oneofs: set[str] = set()
         for name, inner in tree.items():
             field = message.fields_by_name[name]
             oneof = field.containing_oneof
             if not self._exact or oneof is None or len(oneof.fields) == 1:
-                self._add_field(added, field, inner)
+                self._add_field(described, field, inner)
             elif oneof.name not in oneofs:
                 oneofs.add(oneof.name)
-                added.oneof_decl.add(name=f"o{len(oneofs)}")
+                described.oneof_decl.add(name=f"o{len(oneofs)}")
                 for member in oneof.fields:
-                    kept = self._add_field(added, member, tree.get(member.name))
-                    kept.oneof_index = len(oneofs) - 1
-        return f".{_PACKAGE}.{added.name}"
+                    described_member = self._add_field(described, member, tree.get(member.name))
+                    described_member.oneof_index = len(oneofs) - 1
+        return f".{_PACKAGE}.{described.name}"
 
     def _add_field(self, message: Any, field: Any, tree: Tree | None) -> Any:
         types = self._types
         in_pieces = tree is None and comes_in_pieces(field)
-        added = message.field.add(
+        described = message.field.add(
             name=name_field(field),
             number=field.number,
             label=types.LABEL_REPEATED if field.is_repeated or in_pieces else types.LABEL_OPTIONAL,
@@ -548,17 +553,17 @@ class _Describer:
             # A closed enum ignores unknown numbers, so its values have to be known.
             scope = self._file.message_type.add(name=f"E{len(self._file.message_type)}")
             field.enum_type.CopyToProto(scope.enum_type.add())
-            added.type = types.TYPE_ENUM
-            added.type_name = f".{_PACKAGE}.{scope.name}.{scope.enum_type[0].name}"
+            described.type = types.TYPE_ENUM
+            described.type_name = f".{_PACKAGE}.{scope.name}.{scope.enum_type[0].name}"
         elif self._exact and tree is not None and is_map_entry(field.message_type):
-            added.type_name = self._add_entry(message, field, tree)
+            described.type_name = self._add_entry(message, field, tree)
         elif tree is not None:
-            added.type_name = self._add_message(field.message_type, tree)
+            described.type_name = self._add_message(field.message_type, tree)
         elif not self._exact and field.has_presence and not field.is_repeated and not in_pieces:
-            added.proto3_optional = True
-            added.oneof_index = len(message.oneof_decl)
-            message.oneof_decl.add(name=f"_{added.name}")
-        return added
+            described.proto3_optional = True
+            described.oneof_index = len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_{described.name}")
+        return described
 
     def _add_entry(self, message: Any, field: Any, tree: Tree) -> str:
         """Add the type of a map's entries, so that the last of equal keys counts."""
@@ -649,8 +654,8 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, columns: list[pa.Array
     data, bounds = _join(messages)
     fine = np.ones(len(messages), np.bool_)
 
-    def check(first: int, last: int) -> None:
-        reader.block_class.FromString(data[bounds[first] : bounds[last]])
+    def check(start: int, stop: int) -> None:
+        reader.block_class.FromString(data[bounds[start] : bounds[stop]])
 
     _, refused = _isolate(len(messages), check, import_libraries().DecodeError)
     fine[refused] = False
@@ -660,10 +665,10 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, columns: list[pa.Array
     if refused:
         data, bounds = _select(data, bounds, good)
 
-    def convert(first: int, last: int) -> pa.Array:
-        rows = _convert(reader, data[bounds[first] : bounds[last]], last - first)
+    def convert(start: int, stop: int) -> pa.Array:
+        rows = _convert(reader, data[bounds[start] : bounds[stop]], stop - start)
         # ptars' arrays have room for many rows, so keep only a copy of a few.
-        return rows if last - first == len(good) else rows.take(np.arange(len(rows)))
+        return rows if stop - start == len(good) else rows.take(np.arange(len(rows)))
 
     # A panic of ptars is a BaseException; no message is known to cause one here.
     rows, failed = _isolate(len(good), convert, BaseException)
@@ -675,22 +680,22 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, columns: list[pa.Array
 def _isolate(
     n: int, parse: Callable[[int, int], T], failure: type[BaseException]
 ) -> tuple[list[T], list[int]]:
-    """Parse n rows, halving what fails; return the results, and the rows that fail singly."""
+    """Parse n rows; halve ranges that fail; return the results, and the rows that fail singly."""
     results: list[T] = []
     failed: list[int] = []
     pending = [(0, n)] if n else []
     while pending:
-        first, last = pending.pop()
+        start, stop = pending.pop()
         try:
-            results.append(parse(first, last))
+            results.append(parse(start, stop))
         except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
             raise
         except failure:
-            if last - first == 1:
-                failed.append(first)
+            if stop - start == 1:
+                failed.append(start)
             else:
-                middle = (first + last) // 2
-                pending += [(middle, last), (first, middle)]
+                middle = (start + stop) // 2
+                pending += [(middle, stop), (start, middle)]
     return results, failed
 
 
@@ -718,8 +723,8 @@ def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
 def _select(data: memoryview, bounds: Longs, rows: Longs) -> tuple[memoryview, Longs]:
     """Keep only `rows` (increasing) of the rows in `data`."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
-    kept = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)
-    return memoryview(kept), np.concatenate(([0], np.cumsum(np.diff(bounds)[rows])))
+    joined = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)
+    return memoryview(joined), np.concatenate(([0], np.cumsum(np.diff(bounds)[rows])))
 
 
 def _convert(reader: BlockReader, data: memoryview, rows: int) -> pa.Array:
@@ -729,8 +734,8 @@ def _convert(reader: BlockReader, data: memoryview, rows: int) -> pa.Array:
             return _to_rows(reader.handler, data, rows)
     block = reader.rewriter.FromString(data)
     block.DiscardUnknownFields()
-    written = block.SerializePartialToString(deterministic=True)
-    return _to_rows(reader.handler, written, rows)
+    canonical = block.SerializePartialToString(deterministic=True)
+    return _to_rows(reader.handler, canonical, rows)
 
 
 def _to_rows(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
@@ -751,7 +756,7 @@ def read_protobuf(
 ) -> DecodedBlock:
     """Decode n binary messages; a null becomes a row of nulls and is not malformed.
 
-    `reasons` are why payloads are already malformed, so that they are not read; None: none is.
+    `reasons` say which payloads are malformed already, so that they are not read; None: none is.
     """
     blocks, plans = _create_decoder(reader, requested)
     n = len(bodies)

@@ -111,9 +111,9 @@ def _parse_file(name: str, data: bytes) -> Any:
         decoded = base64.b64decode(data) if _BASE64.fullmatch(data) else data
         file = libraries.descriptor_pb2.FileDescriptorProto.FromString(decoded)
     except (binascii.Error, import_libraries().DecodeError) as error:
-        what = f"the imported schema '{name}'" if name else "the schema"
+        subject = f"the imported schema '{name}'" if name else "the schema"
         raise SchemaRefused(
-            f"{what} is not a compiled Protobuf file",
+            f"{subject} is not a compiled Protobuf file",
             "a FileDescriptorProto, as it is or in base64",
             "ask the registry for it with format=serialized",
         ) from error
@@ -139,8 +139,8 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
         name: file.name
         for file in proto.file
         if not _is_granted(file.name)
-        for name, each in _walk(file)
-        if not each.options.map_entry
+        for name, inner in _walk(file)
+        if not inner.options.map_entry
     }
     if message not in homes:
         raise SchemaRefused(
@@ -197,7 +197,9 @@ def _order(files: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
                 )
             entered.add(name)
             pending.append((name, True))
-            pending.extend((each, False) for each in file.dependency if each not in ordered)
+            pending.extend(
+                (dependency, False) for dependency in file.dependency if dependency not in ordered
+            )
     return list(ordered.values())
 
 
@@ -233,7 +235,7 @@ def _walk(file: Any) -> Iterator[tuple[str, Any]]:
     while pending:
         name, message = pending.pop()
         yield name, message
-        pending += [(f"{name}.{each.name}", each) for each in reversed(message.nested_type)]
+        pending += [(f"{name}.{nested.name}", nested) for nested in reversed(message.nested_type)]
 
 
 GROUP: Final = "group "
