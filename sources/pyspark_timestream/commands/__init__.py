@@ -1,1 +1,1 @@
-"""What users ask: why a query does not emit, what a topic has, how queries fare."""
+"""Answers users' questions: why a query does not emit, what a topic has, how queries fare."""

@@ -456,8 +456,8 @@ def _describe_head(stream: StreamExplanation) -> list[str]:
     ]
     if stream.topic_settings is not None:
         option_value, settings = stream.topic_settings
-        listed = ", ".join(f"'{name}' = '{value}'" for name, value in settings.items())
-        lines.append(f"From 'timeSettings' = '{option_value}': {listed or 'nothing'}")
+        texts = ", ".join(f"'{name}' = '{value}'" for name, value in settings.items())
+        lines.append(f"From 'timeSettings' = '{option_value}': {texts or 'nothing'}")
     return lines + describe_changes(stream)
 
 
@@ -487,11 +487,11 @@ def _describe_diagnosis(diagnosis: Diagnosis) -> list[str]:
     return [_name_diagnosis(diagnosis), *texts]
 
 
-def _describe_malformed(counted: MalformedReason) -> tuple[str, str]:
-    counts = f"{counted.total} ({list_counts(counted.partitions)})"
+def _describe_malformed(reason: MalformedReason) -> tuple[str, str]:
+    counts = f"{reason.total} ({list_counts(reason.partitions)})"
     return (
-        f"Malformed values, reason '{counted.reason}': {counts}",
-        f"   Next step: {counted.next_step}.",
+        f"Malformed values, reason '{reason.reason}': {counts}",
+        f"   Next step: {reason.next_step}.",
     )
 
 

@@ -491,7 +491,7 @@ def check_readable(options: KafkaOptions, report: Lateness) -> None:
             "startTime",
             f"none of {least.events:,} events has a readable time in {where}"
             if least.events
-            else "no record is an event: they are marks alone",
+            else "no record is an event: all are marks",
             "where the event's time is, and with 'timeUnit' its unit if it is a number",
             "look at some records: python -m pyspark_timestream peek --topic "
             f"{report.topics[0]} --bootstrap-servers ...",

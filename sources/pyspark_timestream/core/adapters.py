@@ -6,8 +6,8 @@ own. But when the table is read, Spark passes these columns and no options. So t
 options in the metadata of the first column, which the catalog stores.
 
 Only reads without options use that metadata. Options given at a read (`WITH (...)`, `.option(...)`)
-replace all of the table's, and writes ignore the metadata, because rows read from the table carry
-it wherever they are written.
+replace all of the table's. Writes ignore the metadata, because rows read from the table carry it to
+every other sink.
 
 The rows of a small batch are handed to Spark together with the batch's partitions (semantics 8.9).
 Right after `partitions`, Spark's process of a source asks whether the reader is the wrapper of a

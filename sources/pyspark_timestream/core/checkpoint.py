@@ -250,8 +250,8 @@ class LogEntry:
     @property
     def settings(self) -> dict[str, str]:
         """Spark's settings that bind the query, if the entry notes them."""
-        noted = self._metadata.get("conf") if isinstance(self._metadata, dict) else None
-        return {str(name): str(text) for name, text in noted.items()} if noted else {}
+        conf = self._metadata.get("conf") if isinstance(self._metadata, dict) else None
+        return {str(name): str(text) for name, text in conf.items()} if conf else {}
 
     @property
     def offsets(self) -> tuple[Any, ...]:
@@ -312,8 +312,8 @@ def note_written_topic(checkpoint: Path, topic: str) -> None:
 def read_written_topic(checkpoint: Path) -> str | None:
     """Return the topic that the query of a checkpoint writes; None if it is not noted there."""
     try:
-        noted = json.loads((checkpoint / _TOPIC_FILE).read_text(encoding="utf-8"))
-        return str(noted["topic"])
+        fields = json.loads((checkpoint / _TOPIC_FILE).read_text(encoding="utf-8"))
+        return str(fields["topic"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -3,9 +3,9 @@
 An *instant* is an ``int``: microseconds since 1970-01-01T00:00:00Z. A *duration* is an ``int`` of
 microseconds too, and may be negative. One *tick* is one microsecond, Spark's resolution.
 
-Readers of columns return `(instants, readable)`: n int64 microseconds and n booleans; instants at
-unreadable places are 0. Semantics 1.3 to 1.5 apply: strings are ISO-8601, text of digits only is a
-number, numbers are in the time unit, no zone means UTC; digits past the microsecond are cut off.
+Readers of columns return `(instants, readable)`: n int64 microseconds and n booleans; an unreadable
+instant is 0. Semantics 1.3 to 1.5 apply: strings are ISO-8601, text of digits only is a number,
+numbers are in the time unit, no zone means UTC; digits past the microsecond are cut off.
 
 The *shape* of a text is the text with every digit replaced by a zero. It determines if the text is
 ISO-8601 and where its fields are, and a column has few shapes. So the grammar runs once per shape,
@@ -460,7 +460,7 @@ def _limit_to_calendar(instants: Instants, valid: Mask) -> Times:
 
 
 def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
-    """Read n texts, of which nulls are not readable; return also which ones were skipped here.
+    """Read n texts; nulls are not readable. Return also which texts were skipped here.
 
     A zone or the last second's fraction may push an instant outside the legal application times.
     """

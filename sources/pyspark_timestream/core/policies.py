@@ -1,6 +1,6 @@
 """The policies for events that break a promise of time, as tables (semantics 3 and 17).
 
-A row alone decides what a policy does, counts and fills: nothing else compares a policy's name.
+Only its row decides what a policy does, counts and fills: nothing else compares a policy's name.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,9 +1,9 @@
-"""Serves small pages of this machine over HTTP: to `GET` and `HEAD` alone, and nothing is written.
+"""Serves small pages of this machine over HTTP: it answers only `GET` and `HEAD`, and never writes.
 
 A page is a shell with sections. Its script, `page.js`, asks for the sections that have changed and
-puts them in place; `page.css` is the look of all pages, and each adds what is its own. What a
-screen reader shall say once when it changes, and not whenever a time grows older, is in attributes
-`data-say`.
+inserts them; `page.css` styles all pages, and each page adds its own style. Attributes `data-say`
+have the text that a screen reader says when it changes; other text may change each time that a time
+grows older.
 
 A page that listens on loopback answers only requests that name loopback as their host. Otherwise
 any site could let its name stand for 127.0.0.1, and read the page through the user's browser.
@@ -56,9 +56,9 @@ class Answer(NamedTuple):
 
 
 def answer_file(package: str, name: str) -> Answer | None:
-    """Answer with a style or script: those of all pages, and those of the page's own package.
+    """Answer with a style or script, shared by all pages or of the page's own package.
 
-    None: there is no such file. `name` is what a client asks for, so it is compared, not opened.
+    None: there is no such file. `name` comes from a client, so it is compared, not opened.
     """
     kind, root = _FILES.get(name.rpartition(".")[2]), files(package)
     if name in _SHARED:

@@ -73,8 +73,8 @@ def find_interpreter_fault(environment: Mapping[str, str]) -> str | None:
         return None
     resolved = "" if path == command else f" ({path})"
     return (
-        f"Spark starts its Python workers as '{command}'{resolved}, {origin}, and pyspark_timestream "
-        "is not installed there"
+        f"Spark starts its Python workers as '{command}'{resolved}, {origin}, and "
+        "pyspark_timestream is not installed there"
     )
 
 

@@ -591,8 +591,8 @@ class _ConnectStep:
                 is_there = is_there & ~F.isnan(value)
             columns.append(is_there.cast("int"))
         needed = self.plan.min_non_nulls
-        counted = sum(columns[1:], columns[0])
-        plan = Filter(child, is_cti | (counted >= (len(columns) if needed is None else needed)))
+        non_nulls = sum(columns[1:], columns[0])
+        plan = Filter(child, is_cti | (non_nulls >= (len(columns) if needed is None else needed)))
         # The DataFrame's columns refer to its plan by this number.
         plan._root_plan_id = self.plan._root_plan_id
         return plan

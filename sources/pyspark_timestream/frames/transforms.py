@@ -286,11 +286,11 @@ def shift_time(
     """
     us = _parse_shift(by)
     check_times(df, event_time)
-    moved = {event_time: _shift(quote_name(event_time), us), "cti": _shift_cti(us)}
+    shifted = {event_time: _shift(quote_name(event_time), us), "cti": _shift_cti(us)}
     if end_time is not None:
         _check_end(df, event_time, end_time)
-        moved[end_time] = _shift(quote_name(end_time), us)
-    return _replace(df, moved)
+        shifted[end_time] = _shift(quote_name(end_time), us)
+    return _replace(df, shifted)
 
 
 def alter_lifetime(
@@ -404,9 +404,9 @@ def _shift_cti(us: int) -> Column:
 
 def _shift(instant: Column, us: int) -> Column:
     """Move `instant` by `us`, clamped to legal application times; null stays null."""
-    moved = F.unix_micros(instant) + F.lit(us)
+    shifted_us = F.unix_micros(instant) + F.lit(us)
     # `least` and `greatest` skip nulls, and a null must stay one.
-    clamped = F.greatest(F.least(moved, F.lit(FINAL_US)), F.lit(MIN_US))
+    clamped = F.greatest(F.least(shifted_us, F.lit(FINAL_US)), F.lit(MIN_US))
     return F.timestamp_micros(F.when(instant.isNotNull(), clamped))
 
 

@@ -221,7 +221,7 @@ def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
 
     The assignment is deterministic, and no task is empty.
     """
-    # There is one at least, and none more than ranges, whatever a damaged offset says.
+    # At least one and at most one for each range, even if a damaged offset says otherwise.
     tasks = min(max(tasks, 1), len(ranges))
     loads: list[tuple[int, int]] = [(0, task) for task in range(tasks)]
     groups: list[list[Range]] = [[] for _ in range(tasks)]

@@ -205,7 +205,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._ahead: _BatchAhead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A task's copy reads its own ranges alone.
+        # A task's copy reads only its own ranges.
         return {**self.__dict__, "_driver": None, "_read_thread": None, "_ahead": None}
 
     def initialOffset(self) -> dict[str, Any]:
@@ -251,13 +251,13 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             readers = self._get_driver().fix_schemas(offset.schemas)
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
         if offset.number == before + 1:
-            gone = self._get_driver().find_recreated(offset, offset.ranges())
-            return self._finish(offset, *self._begin(offset, readers, gone))
+            recreated = self._get_driver().find_recreated(offset, offset.ranges())
+            return self._finish(offset, *self._begin(offset, readers, recreated))
         group = group_name(self._options.group_prefix, offset.stream)
         plans = self._get_driver().plan_joined_batches(start, offset)
         ranges = [task_range.offsets for plan in plans for task_range in plan.ranges]
-        joined = leave_out(plans, self._get_driver().find_recreated(offset, ranges))
-        return [KafkaTask(plan, group, readers=readers) for plan in joined]
+        remaining_plans = leave_out(plans, self._get_driver().find_recreated(offset, ranges))
+        return [KafkaTask(plan, group, readers=readers) for plan in remaining_plans]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Run in a task: return the rows of one `KafkaTask`."""
@@ -274,9 +274,9 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             check_columns(self._options.as_of(offset.settings), self._projection)
 
     def _plan_tasks(
-        self, offset: StreamOffset, readers: Mapping[str, ReaderSchema], gone: Collection[str]
+        self, offset: StreamOffset, readers: Mapping[str, ReaderSchema], recreated: Collection[str]
     ) -> list[KafkaTask]:
-        plans = leave_out(plan_stream_tasks(self._options, offset), gone)
+        plans = leave_out(plan_stream_tasks(self._options, offset), recreated)
         if offset.settings != self._options.settings():
             # It was planned before the options changed, or the change waits for its instant.
             plans = [replace(plan, settings=offset.settings) for plan in plans]
@@ -297,13 +297,13 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self,
         offset: StreamOffset,
         readers: Mapping[str, ReaderSchema],
-        gone: Collection[str] = (),
+        recreated: Collection[str] = (),
     ) -> tuple[list[KafkaTask], "Future[_BatchRead] | None"]:
         """Plan the tasks of a batch; begin to read it here if it is one to hand over.
 
-        The records of the topics `gone` are not read.
+        The records of the topics `recreated` are not read.
         """
-        tasks = self._plan_tasks(offset, readers, gone)
+        tasks = self._plan_tasks(offset, readers, recreated)
         if not self._may_hand_over(offset, tasks):
             return tasks, None
         if self._read_thread is None:
@@ -313,7 +313,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
     def _finish(
         self, offset: StreamOffset, tasks: list[KafkaTask], reading: "Future[_BatchRead] | None"
     ) -> list[KafkaTask]:
-        """Hand over what was read here, and return the tasks."""
+        """Hand over the rows that were read here, and return the tasks."""
         is_handed = reading is not None and self._hand_over(offset, tasks[0], reading)
         self._has_run_task |= not is_handed and _count_records(offset) > 0
         return tasks
@@ -391,8 +391,8 @@ class KafkaBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return one task per partition, or per piece of a partition that is cut."""
         broker = Broker(self._options, self._group)
-        listed = broker.partitions()
-        starts, stops = self._bounds(broker, listed, listed)
+        existing = broker.partitions()
+        starts, stops = self._bounds(broker, existing, existing)
         options = fix_readers(self._options, {})
         check_schemas(options, self._projection)
         slices = slice_read(options, starts, stops)
@@ -402,21 +402,23 @@ class KafkaBatchReader(DataSourceReader):
         """Run in a task: return the rows of one `BatchTask`."""
         assert isinstance(partition, BatchTask)
         with acquire_broker(self._options, self._group) as broker:
-            listed = broker.partitions()
-            bounds = self._bounds(broker, listed, select_partitions(partition.read_slice, listed))
-        plan = plan_slice(self._options, partition.read_slice, listed, *bounds)
+            existing = broker.partitions()
+            bounds = self._bounds(
+                broker, existing, select_partitions(partition.read_slice, existing)
+            )
+        plan = plan_slice(self._options, partition.read_slice, existing, *bounds)
         task = KafkaTask(plan, self._group, readers=partition.readers)
         yield from read_task(self._options, self._projection, task, is_batch=True)
 
     def _bounds(
-        self, broker: Broker, listed: Sequence[Partition], requested: Sequence[Partition]
+        self, broker: Broker, existing: Sequence[Partition], requested: Sequence[Partition]
     ) -> tuple[dict[Partition, int], dict[Partition, int]]:
         """Return the starts and ends of those `requested` partitions that exist."""
         options, ends = self._options, broker.ends(requested)
         earliest = broker.earliest(ends)
         return (
-            resolve_starts(options, earliest, ends, broker.offsets_at, listed),
-            resolve_ends(options, earliest, ends, broker.offsets_at, listed),
+            resolve_starts(options, earliest, ends, broker.offsets_at, existing),
+            resolve_ends(options, earliest, ends, broker.offsets_at, existing),
         )
 
 
@@ -508,9 +510,9 @@ def read_task(
 
 
 def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, int]:
-    """Return those ends of the task's ranges at which the whole batch ends its partition.
+    """Return the ends of the task's ranges at which the whole batch ends its partition.
 
-    Tools that measure lag need the end offsets too. If a partition is cut, its last task alone
+    Tools that measure lag need the end offsets too. If a partition is cut, only its last task
     reaches the end offset, and no task knows the clock.
     """
     ends = _list_ends(plan).items()
@@ -529,7 +531,7 @@ def _list_ends(plan: TaskPlan) -> dict[Partition, int]:
 def _find_broken_settings() -> dict[str, str]:
     """Return the session settings that break what CTIs promise.
 
-    A task sees the settings with which its query was started, or those of the checkpoint.
+    A task sees the settings of its query at the start, or those of the checkpoint.
     """
     task = TaskContext.get()
     return {} if task is None else find_wrong_settings(task.getLocalProperty)

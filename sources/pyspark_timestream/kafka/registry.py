@@ -375,11 +375,11 @@ class _Watcher:
     def _note(self, response: Any) -> None:
         self._answers += 1
         is_last = self._answers % (self._retries + 1) == 0
-        moved = response.headers.get("location") if 300 <= response.status_code < 400 else None
+        location = response.headers.get("location") if 300 <= response.status_code < 400 else None
         wait_s = None
         if response.status_code in (429, 503):
             wait_s = read_retry_after(response.headers)
-        self.hint = _Hint(moved, wait_s)
+        self.hint = _Hint(location, wait_s)
         if wait_s is not None and not is_last:
             left_s = self._deadline_s - time.monotonic() - _SPARE_S
             if wait_s <= left_s:
@@ -713,14 +713,14 @@ def _add_newer_reader(
 ) -> Read:
     reader = options.readers[rules.side]
     *_, last_version = reader.versions()
-    assert last_version.subject is not None, "the caller leaves out what is of no subject"
+    assert last_version.subject is not None, "the caller leaves out schemas without a subject"
     newest = source.fetch_latest(last_version.subject, rules.format)
     if newest.key == last_version.schema_id or newest.type.lower() != rules.format:
         return options
     if can_read(options, rules.side, inline_references(newest)):
         return options
     newer = _place_reader(rules, newest, newest.subject, newest.version)
-    parse_schema(newer.text)  # What is no schema is told; one that does not fit changes nothing.
+    parse_schema(newer.text)  # Raise if it is no schema; one that does not fit changes nothing.
     if not fits(with_readers(options, {**options.readers, rules.side: newer})):
         return options
     _LOG.warning(

@@ -171,7 +171,7 @@ class _TaskRun:
             if self._options.fold is None:
                 yield interleave_ctis(self._projection, processed, keep, after, rows_us)
                 return
-            # The fold keeps the greatest CTI alone, wherever it was between the rows.
+            # The fold keeps only the greatest CTI, at any position between the rows.
             yield interleave_ctis(self._projection, processed, keep, after[:0], rows_us[:0])
             rows_us = rows_us[-1:]
         if len(rows_us):
@@ -184,22 +184,26 @@ def _count_malformed(
     """Count malformed values, and note an offset for each warning: that of the last such record."""
     payload, result = processed.payload, processed.result
     inside = result.inside
-    counted = MalformedValues.from_reasons(payload.count_malformed(inside))
+    malformed_values = MalformedValues.from_reasons(payload.count_malformed(inside))
     offsets = processed.block.offsets
-    if counted.total:
+    if malformed_values.total:
         reasons = payload.find_reasons()
         assert reasons is not None
         wrong = (reasons != FINE) if inside is None else (reasons != FINE) & inside
-        counted = replace(counted, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py())
+        malformed_values = replace(
+            malformed_values, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py()
+        )
     if after.clues.early > before.clues.early:
         early = np.flatnonzero(result.well_formed & find_early(result.times))
-        counted = replace(counted, time_at=offsets[int(early[-1])].as_py())
+        malformed_values = replace(malformed_values, time_at=offsets[int(early[-1])].as_py())
     if after.malformed > before.malformed:
         malformed = result.malformed
         if payload.events.valueless is not None:
             malformed = malformed & ~payload.events.valueless
-        counted = replace(counted, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py())
-    return counted
+        malformed_values = replace(
+            malformed_values, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py()
+        )
+    return malformed_values
 
 
 def _read_to_end(

@@ -1,10 +1,10 @@
-"""The transactions of producers, and batches that are written with the note that they are (29.3).
+"""The transactions of producers, and batches that commit a note of being written (29.3).
 
 `Transaction` is the protocol: `PunctuatedProducer` and `BatchTransaction` use it, and `Requests`
-repeats its steps. A place of a query (a task, or the driver) has a transactional id and a consumer
-group. Opening the place ends any transaction that an earlier attempt left open, and prevents that
-attempt from committing later. Only after that do we read the group's committed offset, so it states
-for certain what is written.
+repeats its steps. An owner of transactions (a task, or the driver) has a transactional id and a
+consumer group. Opening its transactions ends any that an earlier attempt left open, and prevents
+that attempt from committing later. Only after that do we read the group's committed offset, so it
+states for certain which batch is written.
 """
 
 import time
@@ -146,8 +146,8 @@ class Requests:
     ) -> range:
         """Return the topic's partitions; none if there is no such topic."""
         action, timeout_s = "list the partitions", min(self.step_s, limit_s)
-        listed = self.run(lambda: client.list_topics(topic, timeout=timeout_s), action, limit_s)
-        entry = listed.topics.get(topic)
+        metadata = self.run(lambda: client.list_topics(topic, timeout=timeout_s), action, limit_s)
+        entry = metadata.topics.get(topic)
         if entry is None or entry.partitions:
             return range(len(entry.partitions) if entry is not None else 0)
         if entry.error is not None and classify_failure(entry.error) is not FailureKind.MISSING:
@@ -287,19 +287,19 @@ class _Groups:
 
     def __init__(self, client: BoundedClient, topic: str | None) -> None:
         self._client = client
-        self._asked = None if topic is None else [TopicPartition(topic, 0)]
+        self._partitions = None if topic is None else [TopicPartition(topic, 0)]
 
     def list_names(self) -> list[str]:
         request = self._client.list_consumer_groups(request_timeout=STEP_TIMEOUT_S)
-        listed = self._client.wait(request, STEP_TIMEOUT_S, "list_consumer_groups")
-        for error in listed.errors:
+        groups = self._client.wait(request, STEP_TIMEOUT_S, "list_consumer_groups")
+        for error in groups.errors:
             # A broker does not answer, and it may have one of our groups. confluent-kafka returns a
             # KafkaError, which is no exception, or a KafkaException.
             raise KafkaException(error) if isinstance(error, KafkaError) else error
-        return [group.group_id for group in listed.valid]
+        return [group.group_id for group in groups.valid]
 
     def ask(self, name: str) -> Future[ConsumerGroupTopicPartitions]:
-        request = ConsumerGroupTopicPartitions(name, self._asked)
+        request = ConsumerGroupTopicPartitions(name, self._partitions)
         answers: dict[str, Future[ConsumerGroupTopicPartitions]] = (
             self._client.list_consumer_group_offsets(
                 [request], require_stable=True, request_timeout=STEP_TIMEOUT_S
@@ -357,13 +357,13 @@ def limit_chunk(count: int, size_bytes: int, max_queued: int) -> int:
 
 
 class BatchTransaction:
-    """The transactions of one place, one batch after the other; not thread-safe.
+    """The transactions of one owner, one batch after the other; not thread-safe.
 
     Args:
         client: the user's settings for librdkafka.
         topic: the topic of records and marks; None: each block of records names its topic.
-        transactional_id: the place's id.
-        group: the place's consumer group; its committed offset states what is written.
+        transactional_id: the owner's id.
+        group: the owner's consumer group; its committed offset states which batch is written.
 
     Raises:
         OptionError: librdkafka refuses the settings.
@@ -504,7 +504,7 @@ class BatchTransaction:
 
     def abort(self) -> None:
         """End the open transaction without its records, if that is possible."""
-        # A fenced producer has nothing open. The next producer of the place, or the broker's
+        # A fenced producer has nothing open. The next producer of the owner, or the broker's
         # timeout, ends anything that another producer leaves open.
         with suppress(DeliveryFailed, BrokerUnreachable):
             self._transaction.abort(limit_s=0)

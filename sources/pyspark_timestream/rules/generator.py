@@ -268,19 +268,19 @@ def run_writer_clocks(
     rules: TimeRules,
     state: PartitionState,
     writers: pa.Array,
-    counted: tuple[Instants, Instants],
+    counted_events: tuple[Instants, Instants],
     clock: Instants | None,
 ) -> tuple[Marks, dict[str, WriterState]]:
-    """Run every writer's generator over a block, on columns, whatever the number of writers.
+    """Run every writer's generator over a block, on columns, for any number of writers.
 
     Sort the events by writer and cut them into runs, then find the triggers of all runs at once. An
     event that neither raises its writer's CTI nor begins a run changes nothing and becomes no mark,
     unless `writerTimeout` needs to know when its writer was last seen.
 
-    `counted` are the rows and times of the events, and `clock` the greatest record timestamp so
-    far. Return the CTIs as marks, sorted by writer, and the generators of the block's writers.
+    `counted_events` are the rows and times of the events, and `clock` the greatest record timestamp
+    so far. Return the CTIs as marks, sorted by writer, and the generators of the block's writers.
     """
-    rows, times = counted
+    rows, times = counted_events
     timeout_us = rules.writer_timeout_us
     encoded = writers.take(pa.array(rows)).dictionary_encode()
     names = encoded.dictionary.to_pylist()
@@ -368,9 +368,9 @@ def _find_run_triggers(rules: TimeRules, runs: _Runs) -> tuple[Instants, Instant
         return np.empty(0, np.int64), runs.counts, never
     if rules.every_events is not None:
         offsets = runs.counts - runs.begins + 1
-        counted = (np.arange(len(runs.times)) + offsets[runs.numbers]) % rules.every_events
+        phases = (np.arange(len(runs.times)) + offsets[runs.numbers]) % rules.every_events
         ends = np.append(runs.begins[1:], len(runs.times))
-        return np.flatnonzero(counted == 0), counted[ends - 1], never
+        return np.flatnonzero(phases == 0), phases[ends - 1], never
     if rules.every_us is not None:
         triggers = _find_run_span_triggers(runs, rules.every_us)
         bases_us = runs.bases_us.copy()

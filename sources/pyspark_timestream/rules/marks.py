@@ -7,7 +7,7 @@ cannot be closed (4.4). A partition's in-band CTI is the minimum of its live wri
 
 `fold_marks` turns the marks, closes and silences of a block into *proposals*: the values of that
 minimum after each change. `generator.generate_ctis` decides which proposals take effect.
-All steps work on columns, whatever the number of writers.
+All steps work on columns, for any number of writers.
 """
 
 from collections.abc import Mapping
@@ -43,11 +43,11 @@ def max_in_segments(us: Instants, is_first: Mask) -> Instants:
     instants are too far apart for that, shift their ranks instead.
     """
     segments = np.cumsum(is_first)
-    noted = us[us != NEVER]
-    if not len(noted):
+    known_us = us[us != NEVER]
+    if not len(known_us):
         return us
-    least_us, values = int(noted.min()), None
-    height = int(noted.max()) - least_us + 2
+    least_us, values = int(known_us.min()), None
+    height = int(known_us.max()) - least_us + 2
     if height > _MAX_SHIFTED // (len(us) + 1):
         values, ranks = np.unique(us, return_inverse=True)
         shifted, height = ranks.astype(np.int64), len(values)
@@ -71,9 +71,9 @@ def min_over_intervals(begins: Instants, ends: Instants, us: Instants, steps: in
     least = np.full(steps, _NO_INTERVAL)
     for level in range(int(levels.max(initial=0)), -1, -1):
         length = 1 << level
-        if len(chosen := np.flatnonzero(levels == level)):
-            np.minimum.at(least, begins[chosen], us[chosen])
-            np.minimum.at(least, ends[chosen] - length, us[chosen])
+        if len(intervals := np.flatnonzero(levels == level)):
+            np.minimum.at(least, begins[intervals], us[intervals])
+            np.minimum.at(least, ends[intervals] - length, us[intervals])
         if half_length := length // 2:
             passed = least.copy()
             np.minimum(passed[half_length:], least[:-half_length], out=passed[half_length:])
@@ -90,7 +90,7 @@ class Marks(NamedTuple):
     """The k marks and closes in a block of records, in offset order.
 
     Attributes:
-        places: k indices into the block.
+        rows: k indices into the block.
         us: k instants: the marks; arbitrary where no mark is readable.
         marked: k booleans: the record carries a mark, readable or not.
         readable: k booleans: the mark and the writer's name are readable.
@@ -98,7 +98,7 @@ class Marks(NamedTuple):
         closes: k booleans: the record removes the writer.
     """
 
-    places: Instants
+    rows: Instants
     us: Instants
     marked: Mask
     readable: Mask
@@ -107,7 +107,7 @@ class Marks(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """The value of the in-band CTI from p places on.
+    """The values of the in-band CTI from p positions in the block on.
 
     Attributes:
         cuts: p record counts, increasing: a proposal comes after this many records of the block.
@@ -133,7 +133,7 @@ class MarkEffects(NamedTuple):
     Attributes:
         writers, noted_us, record_us, first_us, begun: as in PartitionState, after the block.
         proposals: for the generator.
-        unreadable: the places of marks that cannot be read.
+        unreadable: the rows of marks that cannot be read.
         window: the rows' time windows; None if the rules ask for none.
     """
 
@@ -164,19 +164,19 @@ def fold_marks(
     live = dict(state.writers) | {name: WriterState() for name in rules.writers if begins}
     changes = _list_changes(live, marks, silence_clock, seen_from_us)
     # Without marks, timeouts and windows the records themselves do not matter.
-    is_quiet = clock is None and not len(marks.places) and not rules.time_window
+    is_quiet = clock is None and not len(marks.rows) and not rules.time_window
     ends = _find_ends(changes, silence_clock, rules.writer_timeout_us, 0 if is_quiet else rows)
     intervals = _find_intervals(changes, ends, 0 if is_quiet else rows)
-    noted = changes.us[changes.is_mark & changes.named & (changes.keys != _BEFORE_BLOCK)]
+    noted_marks = changes.us[changes.is_mark & changes.has_name & (changes.keys != _BEFORE_BLOCK)]
     before_us = instant_or_sentinel(state.noted_us)
     return MarkEffects(
         writers=intervals.live,
-        noted_us=instant_or_none(max(before_us, int(noted.max(initial=NEVER)))),
+        noted_us=instant_or_none(max(before_us, int(noted_marks.max(initial=NEVER)))),
         record_us=int(seen_times[-1]) if len(seen_times) else state.record_us,
         first_us=first_us,
         begun=state.begun or begins,
         proposals=_propose(intervals, _find_opening(rules, state, clock, first_us)),
-        unreadable=marks.places[marks.marked & ~marks.readable],
+        unreadable=marks.rows[marks.marked & ~marks.readable],
         window=_compute_window(changes, intervals, before_us) if rules.time_window else None,
     )
 
@@ -206,7 +206,7 @@ class _Changes(NamedTuple):
         us: d instants: the marks; NEVER for a close, and for a writer that has not marked yet.
         seen_us: d instants: the greatest record timestamp by then; NEVER if it is unknown.
         is_mark: d booleans: a mark, not a close.
-        named: d booleans: the writer has a name and is not the partition itself.
+        has_name: d booleans: the writer has a name and is not the partition itself.
         names: the writers by their numbers.
     """
 
@@ -215,7 +215,7 @@ class _Changes(NamedTuple):
     us: Instants
     seen_us: Instants
     is_mark: Mask
-    named: Mask
+    has_name: Mask
     names: list[str]
 
 
@@ -225,7 +225,7 @@ class _Intervals(NamedTuple):
     Attributes:
         begins, ends: m steps: the mark holds from `begins` (inclusive) to `ends` (exclusive).
         us: m instants: the writer's greatest mark so far; NEVER if it has not marked yet.
-        named: m booleans: the writer is named.
+        has_name: m booleans: the writer has a name.
         live: the writers after the block, in the order of their names.
         keys: s keys, increasing; the first step is before the block.
         steps: the last step at or before each key, from key -1 on.
@@ -234,7 +234,7 @@ class _Intervals(NamedTuple):
     begins: Instants
     ends: Instants
     us: Instants
-    named: Mask
+    has_name: Mask
     live: tuple[tuple[str, WriterState], ...]
     keys: Instants
     steps: Instants
@@ -255,13 +255,13 @@ def _list_changes(
     closed = np.flatnonzero(marks.closes & (writer_codes != unnamed))
     now_us = np.full(len(marked), NEVER)
     if clock is not None and first_us is not None:
-        now_us = np.maximum(clock[marks.places[marked]], first_us)
+        now_us = np.maximum(clock[marks.rows[marked]], first_us)
     start_us = [instant_or_sentinel(w.mark_us) for w in live.values()]
     start_seen_us = [
         instant_or_sentinel(first_us if w.seen_us is None else w.seen_us) for w in live.values()
     ]
     never = np.full(len(closed), NEVER)
-    key_parts = [3 * marks.places[marked] + 1, 3 * marks.places[closed] + 2]
+    key_parts = [3 * marks.rows[marked] + 1, 3 * marks.rows[closed] + 2]
     keys = np.concatenate([np.full(len(live), _BEFORE_BLOCK), *key_parts])
     codes = np.concatenate([np.arange(len(live)), writer_codes[marked], writer_codes[closed]])
     is_mark = np.arange(len(codes)) < len(codes) - len(closed)
@@ -323,7 +323,7 @@ def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
         begins=steps[changes.keys[marks_at] + 1],
         ends=steps[ends[marks_at] + 1],
         us=greatest[marks_at],
-        named=changes.named[marks_at],
+        has_name=changes.has_name[marks_at],
         live=tuple(sorted(live.items())),
         keys=np.flatnonzero(is_step)[:-1] - 1,
         steps=steps,
@@ -367,12 +367,12 @@ def _propose(intervals: _Intervals, opens_at: int | None) -> Proposals:
 def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> Window:
     """Compute the bounds at each record (4.6), after its silences and before its own mark."""
     count = len(intervals.keys)
-    is_known = intervals.named & (intervals.us != NEVER)
+    is_known = intervals.has_name & (intervals.us != NEVER)
     lower_us = min_over_intervals(
         intervals.begins[is_known], intervals.ends[is_known], intervals.us[is_known], count
     )
     upper_us = np.full(count, NEVER)
-    is_noted = changes.is_mark & changes.named & (changes.keys != _BEFORE_BLOCK)
+    is_noted = changes.is_mark & changes.has_name & (changes.keys != _BEFORE_BLOCK)
     upper_us[intervals.steps[changes.keys[is_noted] + 1]] = changes.us[is_noted]
     upper_us[0] = noted_us
     upper_us = np.where(lower_us == NEVER, NEVER, np.maximum.accumulate(upper_us))

@@ -209,7 +209,7 @@ class Events:
     Attributes:
         start_us: n instants: the start time (for an end edge: the start of the event it ends).
         readable: n booleans; False where a time is missing or unreadable or the edge unknown.
-            Times at unreadable places are arbitrary.
+            The times of unreadable events are arbitrary.
         end_us: n instants for intervals and edges; None for points.
         is_end: n booleans for edges: this is an end edge; None for points and intervals.
         present: n booleans: the record is an event; None: all are. A punctuation without a value
@@ -406,7 +406,7 @@ class TaskWatermark:
         emitted_us: int | None,
     ) -> None:
         self.emitted_us = emitted_us
-        # A partition without a CTI holds back all others, as one whose CTI is below all would.
+        # A partition without a CTI holds back all others, like one with a CTI below all others.
         self._own_us = [instant_or_sentinel(us) for us in own_us]
         self._others_us = min(map(instant_or_sentinel, others_us), default=_NO_PARTITION)
         self._heap = [(us, position) for position, us in enumerate(self._own_us)]
@@ -417,7 +417,7 @@ class TaskWatermark:
         """Add the increasing `ctis_us` of the partition at `position`.
 
         Returns:
-            The places in `ctis_us` after which a CTI row is due; the values of these rows,
+            The indexes in `ctis_us` after which a CTI row is due; the values of these rows,
             increasing and above all emitted before.
         """
         none = np.empty(0, dtype=np.int64)
@@ -457,7 +457,7 @@ def find_max_proven(
 ) -> int | None:
     """Return the greatest CTI that any task of a batch can have proven; None: none.
 
-    The CTIs are those of its partitions; `tasks` are for each task the indices of its own.
+    The CTIs are its partitions'; `tasks` has for each task the indices of its own partitions.
     """
     groups = list(tasks)
     proven = (
@@ -502,11 +502,11 @@ def _change_writers(
     if before.writers == after.writers:
         return state, False
     was_listed = before.writers if state.begun else ()
-    gone = set(was_listed) - set(after.writers)
+    removed = set(was_listed) - set(after.writers)
     live = {
         name: writer
         for name, writer in state.writers
-        if name not in gone or not _has_only_been_waited_for(writer)
+        if name not in removed or not _has_only_been_waited_for(writer)
     }
     has_left = len(live) < len(state.writers)
     new = [name for name in after.writers if name not in was_listed and name not in live]

@@ -111,7 +111,7 @@ class BlockResult:
         in_force_us: n instants: the CTI in force before each record, NEVER where there is none.
         cti_index: each CTI comes right after the record with this index; -1: before the first.
         cti_us: the CTIs, strictly increasing, each above the one in force before the block.
-        unreadable: the places of unreadable marks.
+        unreadable: the rows of unreadable marks.
         window: the rows' time windows; None if the rules ask for none.
         failure: set if policy `fail` ends the stream; the rest is then meaningless.
         inside: n booleans: the record is in the replay window; None without one.
@@ -144,18 +144,18 @@ def step(
     """
     if rules.is_at_end(state.cti_us):
         return state, _leave_out(rules, events)
-    moved, result = _fold(rules, state, events, marks)
+    end_state, result = _fold(rules, state, events, marks)
     until_us = rules.until_us
-    if until_us is None or not rules.is_at_end(moved.cti_us):
-        return moved, result
+    if until_us is None or not rules.is_at_end(end_state.cti_us):
+        return end_state, result
     last_cti = int(np.searchsorted(result.cti_us, until_us))
     stop = int(result.cti_index[last_cti]) + 1
     # Fold again, only up to the record at which the CTI reaches the end.
-    moved, before = _fold(rules, state, _cut_events(events, stop), _cut_marks(marks, stop))
+    end_state, before = _fold(rules, state, _cut_events(events, stop), _cut_marks(marks, stop))
     # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
-    moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + last_cti + 1)
+    end_state = dataclasses.replace(end_state, cti_us=until_us, ctis=state.ctis + last_cti + 1)
     is_before = np.arange(len(result.keep)) < stop
-    return moved, dataclasses.replace(
+    return end_state, dataclasses.replace(
         result,
         keep=result.keep & is_before,
         cti_index=result.cti_index[: last_cti + 1],
@@ -188,7 +188,7 @@ def _cut_events(events: Events, stop: int) -> Events:
 
 
 def _cut_marks(marks: Marks, stop: int) -> Marks:
-    count = int(np.searchsorted(marks.places, stop))
+    count = int(np.searchsorted(marks.rows, stop))
     cut: Any = (column[:count] for column in marks)
     return Marks(*cut)
 
@@ -200,8 +200,10 @@ def _fold(
     times, well_formed, malformed = check_times(events)
     ahead = _find_ahead(rules, events, times)
     counts = well_formed if events.is_end is None else well_formed & ~events.is_end
-    counted = np.flatnonzero(counts if ahead is None else counts & ~ahead)
-    effects, generated = _advance_clock(rules, state, events, marks, (counted, times[counted]))
+    counted_rows = np.flatnonzero(counts if ahead is None else counts & ~ahead)
+    effects, generated = _advance_clock(
+        rules, state, events, marks, (counted_rows, times[counted_rows])
+    )
     in_force_us = _spread_ctis(state.cti_us, generated.index, generated.us, len(times))
     result = BlockResult(
         keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
@@ -235,7 +237,7 @@ def _fold(
     )
     tally["ctis"] = len(generated.us)
     well_formed_rows = np.flatnonzero(well_formed)
-    moved = dataclasses.replace(
+    end_state = dataclasses.replace(
         state,
         clues=_add_clues(state.clues, rules.delay_us, result, events.record_us),
         cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
@@ -249,7 +251,7 @@ def _fold(
         begun=effects.begun,
         **{name: getattr(state, name) + more for name, more in tally.items()},
     )
-    return moved, result
+    return end_state, result
 
 
 def _count(mask: Mask) -> int:
@@ -285,10 +287,10 @@ def _advance_clock(
     state: PartitionState,
     events: Events,
     marks: Marks,
-    counted: tuple[Instants, Instants],
+    counted_events: tuple[Instants, Instants],
 ) -> tuple[MarkEffects, GeneratedCtis]:
-    """Advance the clock by the marks and the `counted` events, as their places and times."""
-    if events.writers is None and not len(marks.places) and not rules.follows_writers:
+    """Advance the clock by the marks and the `counted_events`, given by their rows and times."""
+    if events.writers is None and not len(marks.rows) and not rules.follows_writers:
         effects = MarkEffects(
             state.writers,
             state.noted_us,
@@ -303,10 +305,10 @@ def _advance_clock(
         rows = len(events.start_us)
         effects = fold_marks(rules, state, marks, events.record_us, rows)
     else:
-        effects = fold_written_events(rules, state, events, *counted)
+        effects = fold_written_events(rules, state, events, *counted_events)
         # The writers' own generators made the CTIs; the partition generates none (4.8).
         rules = dataclasses.replace(rules, every_events=None, every_us=None)
-    return effects, generate_ctis(rules, state, *counted, effects.proposals)
+    return effects, generate_ctis(rules, state, *counted_events, effects.proposals)
 
 
 def _spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:
@@ -369,8 +371,8 @@ def _apply(action: Action, code: int, mask: Mask, result: BlockResult) -> BlockR
     violation = np.where(mask, np.uint8(code), result.violation)
     if action.moves is None:
         return dataclasses.replace(result, violation=violation)
-    moved: Any = {action.moves: np.where(mask, result.in_force_us, getattr(result, action.moves))}
-    return dataclasses.replace(result, violation=violation, **moved)
+    times: Any = {action.moves: np.where(mask, result.in_force_us, getattr(result, action.moves))}
+    return dataclasses.replace(result, violation=violation, **times)
 
 
 def _find_failure(code: int, mask: Mask, result: BlockResult) -> Failure:

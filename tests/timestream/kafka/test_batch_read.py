@@ -174,4 +174,4 @@ def test_partitions_empty_at_planning_are_read_by_several_tasks():
 
 def test_only_the_tasks_that_need_it_are_shipped_the_names_of_all_partitions():
     topic = Topic([[1] for _ in range(9)])
-    assert [len(read_slice.named) for read_slice in topic.slices()] == [0] * 5 + [9] * 4
+    assert [len(read_slice.assigned) for read_slice in topic.slices()] == [0] * 5 + [9] * 4

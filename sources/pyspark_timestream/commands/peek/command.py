@@ -112,12 +112,12 @@ def _select_newest(
         newest_first += [
             (ms, partition, row) for row, ms in enumerate(block.timestamps_ms.to_pylist())
         ]
-    chosen: dict[Partition, list[int]] = {}
+    row_numbers: dict[Partition, list[int]] = {}
     for _, partition, row in sorted(newest_first)[-count:]:
-        chosen.setdefault(partition, []).append(row)
+        row_numbers.setdefault(partition, []).append(row)
     return tuple(
         (partition, _slice(blocks[partition], np.array(sorted(rows))))
-        for partition, rows in sorted(chosen.items())
+        for partition, rows in sorted(row_numbers.items())
     )
 
 

@@ -108,22 +108,24 @@ def plan_reading(
     Keep all options that the user gave, except those of a registry that has no use.
     """
     notes: list[str] = []
-    chosen = _choose_formats(sample.topic, user_options, detections, registry, notes)
+    format_options = _choose_formats(sample.topic, user_options, detections, registry, notes)
     while True:
-        raw = _compose(user_options, detections, chosen)
+        raw = _compose(user_options, detections, format_options)
         try:
             options = fix_readers(load_schemas(read_kafka_options(raw)), {})
             columns = {side: _list_columns(sample, options, side) for side in SIDES}
         except (SchemaRegistryError, SchemaRefused) as error:
             json_only = {
-                p: formats for p, formats in chosen.items() if detections[p].format == "json"
+                p: formats
+                for p, formats in format_options.items()
+                if detections[p].format == "json"
             }
-            if len(json_only) == len(chosen):
+            if len(json_only) == len(format_options):
                 raise
             notes.append(str(error))
-            chosen = json_only
+            format_options = json_only
             continue
-        empty = [side for side in chosen if not columns[side].fields.names]
+        empty = [side for side in format_options if not columns[side].fields.names]
         if not empty:
             notes += [
                 f"the {side}s have {side_columns.omitted} more fields, which are not in the schema"
@@ -134,7 +136,9 @@ def plan_reading(
             plan = ReadingPlan(raw, options, columns, is_given, tuple(notes))
             return _avoid_clashes(plan)
         notes += [f"the {side}s have no fields that can be columns" for side in empty]
-        chosen = {side: texts for side, texts in chosen.items() if side not in empty}
+        format_options = {
+            side: texts for side, texts in format_options.items() if side not in empty
+        }
 
 
 def _choose_formats(
@@ -145,11 +149,11 @@ def _choose_formats(
     notes: list[str],
 ) -> dict[Side, dict[str, str]]:
     """Choose the format options of values and keys if their fields can be read."""
-    chosen: dict[Side, dict[str, str]] = {}
+    format_options: dict[Side, dict[str, str]] = {}
     for side, detection in detections.items():
         if detection.format == "binary" or f"{side}Format" in user_options:
             continue
-        chosen[side] = {f"{side}Format": detection.format}
+        format_options[side] = {f"{side}Format": detection.format}
         if detection.format in SCHEMA_FORMATS:
             assert registry is not None, "only a registry tells that payloads have schemas"
             try:
@@ -169,19 +173,19 @@ def _choose_formats(
                 )
             if reader_options is None:
                 notes.append(problem)
-                del chosen[side]
+                del format_options[side]
             else:
-                chosen[side] |= reader_options
-    return chosen
+                format_options[side] |= reader_options
+    return format_options
 
 
 def _compose(
     user_options: Mapping[str, str],
     detections: Mapping[Side, Detection],
-    chosen: Mapping[Side, Mapping[str, str]],
+    format_options: Mapping[Side, Mapping[str, str]],
 ) -> dict[str, str]:
     """Combine options; add options of framings that are not the default."""
-    raw = {name: text for formats in chosen.values() for name, text in formats.items()}
+    raw = {name: text for formats in format_options.values() for name, text in formats.items()}
     raw = {**user_options, **raw, **user_options}
     for side in SIDES:
         if f"{side}Format" not in raw:
@@ -200,7 +204,7 @@ def _compose(
         raw = drop_registry(raw)
     has_registry = any(name.startswith(_REGISTRY) for name in raw)
     for side, framing in framings.items():
-        if has_registry and side in chosen and framing != "confluent":
+        if has_registry and side in format_options and framing != "confluent":
             raw[f"{side}Framing"] = framing
         if not has_registry and framing == "confluent":
             raw[f"{side}Framing"] = framing

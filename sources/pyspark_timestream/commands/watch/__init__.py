@@ -1,1 +1,1 @@
-"""`python -m pyspark_timestream watch`: the time of queries, live, from their checkpoints alone."""
+"""`python -m pyspark_timestream watch`: the time of queries, live, from only their checkpoints."""

@@ -163,10 +163,10 @@ def _show_text(watched: "_Watched") -> None:
     _repeat(show, least_s=1.0)
 
 
-def _repeat(look: Callable[[], None], least_s: float = MIN_PAUSE_S) -> None:
+def _repeat(refresh: Callable[[], None], least_s: float = MIN_PAUSE_S) -> None:
     while True:
         began_s = time.thread_time()
-        look()
+        refresh()
         pause_s = _PAUSES * (time.thread_time() - began_s)
         time.sleep(max(least_s, min(pause_s, _MAX_PAUSE_S)))
 

@@ -565,8 +565,8 @@ class CheckpointFollower:
 def _read_store(root: Path) -> tuple[str, str] | None:
     """Return the id and location of the store that the query writes, as its sink notes them."""
     try:
-        noted = json.loads((root / "sinks" / "tseries.json").read_text(encoding="utf-8"))
-        return str(noted["id"]), str(noted["location"])
+        fields = json.loads((root / "sinks" / "tseries.json").read_text(encoding="utf-8"))
+        return str(fields["id"]), str(fields["location"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -229,8 +229,8 @@ _DOWN: Final = _ChainLayout(True, (66, 158), (44, 12), 56)
 _Points = tuple[tuple[int, int], ...]
 
 
-def _draw(chain: Chain, look: _ChainLayout) -> str:
-    (along, across), (gap, between) = look.box, look.gap
+def _draw(chain: Chain, layout: _ChainLayout) -> str:
+    (along, across), (gap, between) = layout.box, layout.gap
     rows: dict[int, int] = {}
     corners = []
     for node in chain.nodes:
@@ -247,15 +247,15 @@ def _draw(chain: Chain, look: _ChainLayout) -> str:
         else:  # Around the boxes between, on a lane of its own.
             turns = (x1 + 10, y1), (x1 + 10, edge + 8), (x2 - 10, edge + 8), (x2 - 10, y2)
             lines.append(((x1, y1), *turns, (x2, y2)))
-            edge += look.lane
+            edge += layout.lane
     length = 8 + max(rows) * (along + gap) + along + (12 if edge > rim else 0)
-    width, height = (edge + 8, length) if look.is_down else (length, edge + 8)
-    label_points = _place_labels(lines, look)
+    width, height = (edge + 8, length) if layout.is_down else (length, edge + 8)
+    label_points = _place_labels(lines, layout)
     shapes = [
         svg(
             "path",
             "",
-            d="M" + "L".join(f"{x} {y}" for x, y in (_turn(point, look) for point in line)),
+            d="M" + "L".join(f"{x} {y}" for x, y in (_turn(point, layout) for point in line)),
         )
         for line in lines
     ]
@@ -263,28 +263,28 @@ def _draw(chain: Chain, look: _ChainLayout) -> str:
         _draw_distance(chain, hop, label_point)
         for hop, label_point in zip(chain.hops, label_points, strict=True)
     ]
-    size = (across, along) if look.is_down else (along, across)
+    size = (across, along) if layout.is_down else (along, across)
     nodes = zip(chain.nodes, corners, strict=True)
-    shapes += [_draw_node(node, _turn(corner, look), size) for node, corner in nodes]
+    shapes += [_draw_node(node, _turn(corner, layout), size) for node, corner in nodes]
     title = svg("title", "topics, queries and stores, and how far each hop is behind")
     return svg(
-        "svg", "", title, *shapes, class_=f"chain {'down' if look.is_down else 'wide'}", role="img",
-        viewBox=f"0 0 {width} {height}", width=width, height=height,
+        "svg", "", title, *shapes, class_=f"chain {'down' if layout.is_down else 'wide'}",
+        role="img", viewBox=f"0 0 {width} {height}", width=width, height=height,
     )  # fmt: skip
 
 
-def _turn(point: tuple[int, int], look: _ChainLayout) -> tuple[int, int]:
-    return (point[1], point[0]) if look.is_down else point
+def _turn(point: tuple[int, int], layout: _ChainLayout) -> tuple[int, int]:
+    return (point[1], point[0]) if layout.is_down else point
 
 
-def _place_labels(lines: Sequence[_Points], look: _ChainLayout) -> list[tuple[int, int]]:
+def _place_labels(lines: Sequence[_Points], layout: _ChainLayout) -> list[tuple[int, int]]:
     """Return a point on each hop's line for its distance, away from those of other hops."""
     placed: list[tuple[int, int]] = []
     for line in lines:
         is_level = len(line) > 2 or line[0][1] == line[1][1]
         (x1, y1), (x2, y2) = (line[0], line[1]) if len(line) == 2 else (line[2], line[3])
         spots = [
-            _turn((round(x1 + (x2 - x1) * share), round(y1 + (y2 - y1) * share)), look)
+            _turn((round(x1 + (x2 - x1) * share), round(y1 + (y2 - y1) * share)), layout)
             for share in ((0.5, 0.3, 0.7) if is_level else (0.75, 0.25, 0.5, 0.65, 0.35))
         ]
         free = (
@@ -369,12 +369,12 @@ def render_sections(
 
 
 def _render_query(view: QueryView, samples_of: int | None) -> str:
-    word, look = _SIGNS[view.status]
+    word, css_class = _SIGNS[view.status]
     age = f", last batch {age_html(view.changed_us)} ago" if view.changed_us is not None else ""
     why = f": {to_html(view.detail)}" if view.detail else ""
     head = (
         f"<header><h2>{to_html(view.name)}</h2>"
-        f'<p class="status {look}" data-say="{to_html(view.name)}: {word}"><b>{word}</b>{why}'
+        f'<p class="status {css_class}" data-say="{to_html(view.name)}: {word}"><b>{word}</b>{why}'
         f"{age}</p></header>"
     )
     notes = "".join(f'<p class="note">{to_html(note)}</p>' for note in view.notes)
@@ -418,22 +418,22 @@ def _render_diagnoses(diagnoses: Sequence[Diagnosis], number: int) -> str:
     first, *others = diagnoses
     blocks = [_render_diagnosis(first, f"first{number}")]
     if others:
-        listed = "".join(
+        others_html = "".join(
             _render_diagnosis(diagnosis, f"d{number}-{n}") for n, diagnosis in enumerate(others)
         )
         more = format_count(len(others), "more finding")
         blocks.append(
-            f'<details data-key="others{number}"><summary>{more}</summary>{listed}</details>'
+            f'<details data-key="others{number}"><summary>{more}</summary>{others_html}</details>'
         )
     return "".join(blocks)
 
 
 def _render_diagnosis(diagnosis: Diagnosis, key: str) -> str:
-    look = "fine" if diagnosis.kind in _HEALTHY else "finding"
+    css_class = "fine" if diagnosis.kind in _HEALTHY else "finding"
     since = f", for {age_html(diagnosis.since_us)}" if diagnosis.since_us is not None else ""
     fix = to_html(diagnosis.fix)
     return (
-        f'<div class="{look}"><p><b>{to_html(diagnosis.kind)}</b>: '
+        f'<div class="{css_class}"><p><b>{to_html(diagnosis.kind)}</b>: '
         f"{to_html(diagnosis.cause)}{since}. {to_html(begin_sentence(diagnosis.full_text))}.</p>"
         f'<p class="fix">Fix: <span id="{key}">{fix}</span> '
         f'<button type="button" data-copy="{key}">copy</button></p></div>'
@@ -615,11 +615,11 @@ def _render_lane(stream: StreamView, fact: PartitionFacts, scale: TimeScale) -> 
     if stream.waiting:
         waiting = stream.waiting.get(fact.partition)
         cells.insert(2, "" if waiting is None else f"{waiting:,}")
-    look = ' class="cause"' if fact.is_cause else ' class="idle"' if fact.idle else ""
+    class_attribute = ' class="cause"' if fact.is_cause else ' class="idle"' if fact.idle else ""
     remarks = to_html(", ".join(list_remarks(fact)))
     small = f" <small>{remarks}</small>" if remarks else ""
     return (
-        f'<tr{look}><th scope="row">{to_html(fact.name)}{small}</th>'
+        f'<tr{class_attribute}><th scope="row">{to_html(fact.name)}{small}</th>'
         + "".join(f"<td>{cell}</td>" for cell in cells)
         + "</tr>"
     )
@@ -645,9 +645,9 @@ def _draw_cells(facts: Sequence[PartitionFacts], low: int, high: int) -> str:
     for index, fact in enumerate(sorted(facts, key=lambda fact: fact.partition)):
         share = 1.0 if fact.cti_us is None else 1 - (min(fact.cti_us, high) - low) / span
         row, column = divmod(index, _CELLS_A_ROW)
-        look = "cause" if fact.is_cause else f"b{min(int(share * 5), 4)}"
+        css_class = "cause" if fact.is_cause else f"b{min(int(share * 5), 4)}"
         cells.append(
-            f'<rect class="{look}" x="{column * _CELL}" y="{row * _CELL}" width="{_CELL - 1}" '
+            f'<rect class="{css_class}" x="{column * _CELL}" y="{row * _CELL}" width="{_CELL - 1}" '
             f'height="{_CELL - 1}"><title>{topics[fact.partition.topic]} {fact.partition.number}: '
             f"{write_time(fact.cti_us)}</title></rect>"
         )
@@ -673,17 +673,17 @@ def _render_strip(triggers: Sequence[BatchTiming]) -> str:
     bars = []
     for index, (batch, length) in enumerate(zip(batches, lengths, strict=True)):
         if batch.finished_us is None:
-            look, height, outcome = "open", 40, "planned, not finished"
+            css_class, height, outcome = "open", 40, "planned, not finished"
         else:
-            look, height = "done", max(round(36 * length / longest_us), 2)
+            css_class, height = "done", max(round(36 * length / longest_us), 2)
             outcome = f"finished after {shorten_duration(length)}"
         title = (
             f"batch {batch.number}, planned {format_instant(batch.planned_us)}: {outcome}, "
             f"{format_count(batch.records, 'offset')}"
         )
         bars.append(
-            svg("rect", "", svg("title", title), class_=look, x=index * 10, y=44 - height, width=8,
-                height=height)
+            svg("rect", "", svg("title", title), class_=css_class, x=index * 10, y=44 - height,
+                width=8, height=height)
         )  # fmt: skip
     newest = batches[-1]
     longest = shorten_duration(longest_us)

@@ -168,12 +168,12 @@ class StateFiles:
             except (OSError, ValueError) as error:
                 keys.pop(operator, None)
                 troubles[operator] = str(error) or type(error).__name__
-        counted = tuple(
+        operators = tuple(
             _count(name, partition_keys, is_window[name]) for name, partition_keys in keys.items()
         )
         notes = [f"of {name}: {why}" for name, why in troubles.items()]
         note = f"the rows of state are not known {'; '.join(notes)}" if notes else ""
-        return QueryState(counted, batch, note)
+        return QueryState(operators, batch, note)
 
     def _read_partition(self, folder: Path, version: int, due: Due | None) -> _Keys:
         # The partition is put back once it is read whole, so a failure leaves nothing half read.
@@ -276,10 +276,10 @@ def _list_stores(folder: Path) -> Iterator[_Store]:
                  if store["numColsPrefixKey"]}  # fmt: skip
     except (OSError, KeyError, RecursionError, TypeError, ValueError):
         raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}") from None
-    counted = [name for name in stores if name == "default" or name.endswith(_OF_A_JOIN)]
-    if not counted or max(stores.values()) > 100_000:
+    row_stores = [name for name in stores if name == "default" or name.endswith(_OF_A_JOIN)]
+    if not row_stores or max(stores.values()) > 100_000:
         raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}")
-    for name in counted:
+    for name in row_stores:
         yield _Store(f"{folder.name} {kind}", folder, name, stores[name], name in split)
 
 

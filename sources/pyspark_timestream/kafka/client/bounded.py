@@ -49,7 +49,7 @@ _MAX_ABANDONED: Final = 64
 
 
 class HangingCalls:
-    """The calls of one kind that hang in this process; at `most` no further ones are made."""
+    """The calls of one kind that hang in this process; at `limit` of them, make no further call."""
 
     def __init__(self, limit: int = _MAX_ABANDONED) -> None:
         self.limit = limit

@@ -115,15 +115,17 @@ class Broker:
         """List the existing partitions among those that the options name."""
         if self._options.subscribe_pattern is not None:
             return self._list_matching(self._options.subscribe_pattern)
-        chosen = None if self._options.assign is None else set(self._options.assign)
+        assigned = None if self._options.assign is None else set(self._options.assign)
         topics = (
-            {partition.topic for partition in chosen}
-            if chosen
+            {partition.topic for partition in assigned}
+            if assigned
             else set(self._options.subscribe or ())
         )
         every = [partition for topic in sorted(topics) for partition in self._list_topic(topic)]
         return (
-            every if chosen is None else [partition for partition in every if partition in chosen]
+            every
+            if assigned is None
+            else [partition for partition in every if partition in assigned]
         )
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -252,30 +254,32 @@ class Broker:
 
         return self._retry(f"the topics that match '{pattern}'", ask)
 
-    def _read_partitions(self, listed: Any) -> list[Partition]:
+    def _read_partitions(self, topic_metadata: Any) -> list[Partition]:
         """Return the partitions of a topic; none if it does not exist."""
-        error = listed.error
+        error = topic_metadata.error
         if error is not None and error.code() not in MISSING_CODES:
             raise KafkaException(error)
         if error is None:
-            self._topics_with_leaders.add(listed.topic)
-        return [Partition(listed.topic, number) for number in sorted(listed.partitions)]
+            self._topics_with_leaders.add(topic_metadata.topic)
+        return [
+            Partition(topic_metadata.topic, number) for number in sorted(topic_metadata.partitions)
+        ]
 
     def _find_leaders(self, partitions: Collection[Partition], request_s: float) -> set[str]:
         """Make the client look up the partitions' leaders; return the topics that do not exist."""
-        gone = set()
+        missing_topics = set()
         for topic in sorted(
             {partition.topic for partition in partitions} - self._topics_with_leaders
         ):
-            listed = self._admin.list_topics(topic, timeout=request_s).topics[topic]
-            if not self._read_partitions(listed):
-                gone.add(topic)
-            for number, partition in listed.partitions.items():
+            topic_metadata = self._admin.list_topics(topic, timeout=request_s).topics[topic]
+            if not self._read_partitions(topic_metadata):
+                missing_topics.add(topic)
+            for number, partition in topic_metadata.partitions.items():
                 if partition.leader < 0 and Partition(topic, number) in partitions:
                     self._topics_with_leaders.discard(topic)
                     text = f"Broker: Leader not available (topic '{topic}' partition {number})"
                     raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
-        return gone
+        return missing_topics
 
     def _list_offsets(
         self,
@@ -291,11 +295,11 @@ class Broker:
 
         def ask(request_s: float) -> dict[Partition, int]:
             # Look up the leaders first: a client that lacks one waits up to 3 s for a timer.
-            gone = self._find_leaders(specs.keys(), request_s)
+            missing_topics = self._find_leaders(specs.keys(), request_s)
             requests = {
                 TopicPartition(partition.topic, partition.number): spec
                 for partition, spec in specs.items()
-                if partition.topic not in gone
+                if partition.topic not in missing_topics
             }
             if not requests:
                 return {}
@@ -435,13 +439,13 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
         return {}
     specs = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
     by_topic = _read_file(source) if source.path else _read_topic(source, topics, query_options)
-    described = {
+    descriptions = {
         topic: read_topic_settings(by_topic[topic], topic, source, specs)
         if topic in by_topic
         else None
         for topic in topics
     }
-    return select_settings(query_options, merge_topic_settings(described, source), specs)
+    return select_settings(query_options, merge_topic_settings(descriptions, source), specs)
 
 
 def _find_described(query_options: Mapping[str, str]) -> list[str]:
@@ -485,10 +489,10 @@ def _read_topic(
     )
     group = f"{options.group_prefix}-time-settings"
     with acquire_broker(options, group) as broker:
-        listed = broker.partitions()
-        if not listed:
+        partitions = broker.partitions()
+        if not partitions:
             raise _error(f"topic '{source.topic}' does not exist", "create it, compacted")
-        ends = broker.ends(listed)
+        ends = broker.ends(partitions)
         earliest = broker.earliest(ends)
     reader = RangeReader(options, group)
     descriptions: dict[str, tuple[Partition, bytes]] = {}

@@ -197,12 +197,12 @@ class Pool(Generic[C]):
         """Remove and return the items idle for too long, and the oldest above `max_idle`."""
         extra = len(self._idle) - self._max_idle
         # The items are in the order of their return, the oldest first.
-        gone = [
+        expired = [
             key
             for index, (key, (_, since_s)) in enumerate(self._idle.items())
             if index < extra or now_s - since_s > self._idle_s
         ]
-        return [self._idle.pop(key)[0] for key in gone]
+        return [self._idle.pop(key)[0] for key in expired]
 
     def _abandon_inherited(self) -> None:
         if self._process() != self._owner:
@@ -318,8 +318,8 @@ class MessageConsumer:
     ) -> PollResult:
         """See `ColumnConsumer`."""
         max_records = min(MAX_BLOCK_RECORDS, offset_range.end_exclusive - position)
-        polled, inflated = self._consume(max_records, wait_s)
-        records, others = _split_errors(polled)
+        messages, inflated = self._consume(max_records, wait_s)
+        records, others = _split_errors(messages)
         reached = records[-1].offset() + 1 if records else position
         for problem in others:
             if (
@@ -336,11 +336,11 @@ class MessageConsumer:
         # Take the messages that have arrived, and wait only for a single one: a call that waits for
         # many could return any number of bytes.
         deadline_s = time.monotonic() + wait_s
-        polled: list[Message] = []
+        messages: list[Message] = []
         inflated = 0
-        while len(polled) < max_records and inflated < _MAX_BLOCK_BYTES:
+        while len(messages) < max_records and inflated < _MAX_BLOCK_BYTES:
             some = self._consumer.consume(
-                min(max_records - len(polled), self._messages_per_call), timeout=0
+                min(max_records - len(messages), self._messages_per_call), timeout=0
             )
             left_s = deadline_s - time.monotonic()
             if not some and left_s > 0:
@@ -348,12 +348,12 @@ class MessageConsumer:
             if not some:
                 break
             size = sum(map(len, some))
-            polled += some
+            messages += some
             inflated += size
             self._messages_per_call = min(
                 max(_MAX_BLOCK_BYTES * len(some) // max(size, 1), 1), _MAX_MESSAGES_PER_CALL
             )
-        return polled, inflated
+        return messages, inflated
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """See `ColumnConsumer`."""
@@ -412,13 +412,13 @@ def discard_fetched(consumer: Consumer) -> None:
     consumer.consume(_MAX_DISCARDED_MESSAGES, timeout=0)
 
 
-def _split_errors(polled: list[Message]) -> tuple[list[Message], list[ConsumerError]]:
-    errors = _read_field(polled, "error")
+def _split_errors(messages: list[Message]) -> tuple[list[Message], list[ConsumerError]]:
+    errors = _read_field(messages, "error")
     # Do not compare with None: that leaves a TypeError behind, which the next call would raise.
     if not any(errors):
-        return polled, []
-    records = [message for message, error in zip(polled, errors, strict=True) if error is None]
-    return records, [_to_error(message) for message in polled if message.error() is not None]
+        return messages, []
+    records = [message for message, error in zip(messages, errors, strict=True) if error is None]
+    return records, [_to_error(message) for message in messages if message.error() is not None]
 
 
 def _read_field(messages: Sequence[Message], field: str) -> list[Any]:

@@ -341,8 +341,8 @@ def is_login_refused(complaints: Mapping[str, BrokerFailure], spent_s: float) ->
     A token that cannot be obtained is no refusal by a broker, and is retried.
     """
     codes = {complaint.code for complaint in complaints.values()}
-    refused = bool(codes) and codes <= set(_REFUSED_CODES) and "" not in complaints
-    return refused and spent_s >= _MAX_REFUSED_S
+    are_refusals = bool(codes) and codes <= set(_REFUSED_CODES) and "" not in complaints
+    return are_refusals and spent_s >= _MAX_REFUSED_S
 
 
 def no_answer_error(

@@ -203,10 +203,10 @@ class _BoundedConsumer(BoundedClient):
 
 
 def bound_consumer(consumer: ColumnConsumer) -> ColumnConsumer:
-    """Return a `ColumnConsumer` with calls that return in time, whatever the library does.
+    """Return a `ColumnConsumer` with calls that return in time, even if the library's do not.
 
-    After a call that has not returned, all further ones raise `CallAbandoned` at once: create
-    another consumer then. The caller must not keep `consumer`.
+    After a call of the library that has not returned, all further calls raise `CallAbandoned` at
+    once: create another consumer then. The caller must not keep `consumer`.
     """
     return cast(ColumnConsumer, _BoundedConsumer(consumer))
 
@@ -258,7 +258,7 @@ class RangeReader:
         self._adapts = load_native_reader() is not None and _FETCH_SIZE_KEYS.isdisjoint(
             options.client
         )
-        self._counted = 0
+        self._noted_bytes = 0
         self._uses_small_fetches = any(map(self._needs_small_fetches, options.subscribe or [""]))
         self._consumer = self._create_consumer()
         self._spare: ColumnConsumer | None = None
@@ -331,9 +331,11 @@ class RangeReader:
             return
         limit = self._length_limit if now_s < self._next_long_s else sys.maxsize
         short = {partition: _shorten(state, limit) for partition, state in states.items()}
-        refused = self._consumer.commit_offsets(short)
+        refusals = self._consumer.commit_offsets(short)
         too_long = [
-            partition for partition, error in refused.items() if error.code() == _METADATA_TOO_LARGE
+            partition
+            for partition, error in refusals.items()
+            if error.code() == _METADATA_TOO_LARGE
         ]
         if too_long:
             self._length_limit = min(len(short[partition][1]) for partition in too_long) - 1
@@ -341,16 +343,16 @@ class RangeReader:
             again = {
                 partition: _shorten(short[partition], self._length_limit) for partition in too_long
             }
-            others = {partition: refused[partition] for partition in refused.keys() - again}
-            refused = {**others, **self._consumer.commit_offsets(again)}
-        if refused:
+            others = {partition: refusals[partition] for partition in refusals.keys() - again}
+            refusals = {**others, **self._consumer.commit_offsets(again)}
+        if refusals:
             # Asking again for a forbidden group would cost every batch the same wait.
             self._next_commit_s = self._clock() + _COMMIT_RETRY_PAUSE_S
             _LOG.warning(
                 "offsets cannot be committed to group '%s' (%s): lag tools do not see this query, "
                 "and %s",
                 self._config["group.id"],
-                next(iter(refused.values())).str(),
+                next(iter(refusals.values())).str(),
                 describe_missing_states(self._options.is_ordered),
             )
 
@@ -371,7 +373,7 @@ class RangeReader:
             self._uses_small_fetches = not self._uses_small_fetches
             suited = self._spare or self._create_consumer()
             self._consumer, self._spare = suited, self._consumer
-        self._counted = self._consumer.received_bytes
+        self._noted_bytes = self._consumer.received_bytes
         try:
             self._consumer.seek(partition, position)
         except CallAbandoned:
@@ -395,8 +397,8 @@ class RangeReader:
         )
         received = self._consumer.received_bytes
         topic = offset_range.partition.topic
-        self._compression.note(topic, received - self._counted, result.inflated, result.records)
-        self._counted = received
+        self._compression.note(topic, received - self._noted_bytes, result.inflated, result.records)
+        self._noted_bytes = received
         return result
 
     def _create_consumer(self) -> ColumnConsumer:
@@ -409,7 +411,7 @@ class RangeReader:
         config = self._config | {
             name: value for name, value in small.items() if name not in user_config
         }
-        self._counted = 0
+        self._noted_bytes = 0
         return self._make_consumer(self._options, config, self._log)
 
     def _resume_after_loss(
@@ -589,14 +591,14 @@ def choose_small_ranges(
     )
     records = itertools.accumulate(count for count, _, _ in sizes)
     volumes = itertools.accumulate(count * size for count, _, size in sizes)
-    chosen = [
+    small_ranges = [
         offset_range
         for (_, offset_range, _), count, volume in zip(sizes, records, volumes, strict=True)
         if count <= _MAX_RECORDS and volume <= _MAX_BYTES
     ]
     # A consumer has one position in a partition, so two ranges of one cannot be read at once.
-    is_once = len({offset_range.partition for offset_range in chosen}) == len(chosen)
-    return chosen if len(chosen) > 1 and is_once else []
+    is_once = len({offset_range.partition for offset_range in small_ranges}) == len(small_ranges)
+    return small_ranges if len(small_ranges) > 1 and is_once else []
 
 
 def prefetch_small_ranges(
@@ -734,15 +736,15 @@ class PartialFetch:
             return 0
         return sum(max(s.end_exclusive - self._reached[p], 0) for p, s in self._spans.items())
 
-    def add(self, polled: Sequence[Message]) -> bool:
+    def add(self, messages: Sequence[Message]) -> bool:
         """Add polled messages; return whether any range made progress."""
-        moved = False
-        for partition, run in itertools.groupby(polled, _partition_of):
+        has_progress = False
+        for partition, run in itertools.groupby(messages, _partition_of):
             if partition in self._spans:
-                moved |= self._add_run(partition, list(run))
+                has_progress |= self._add_run(partition, list(run))
             else:
                 self.failed |= any(message.error() is not None for message in run)
-        return moved
+        return has_progress
 
     def _add_run(self, partition: Partition, run: Sequence[Message]) -> bool:
         before, end = self._reached[partition], self._spans[partition].end_exclusive

@@ -28,12 +28,13 @@ def _check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
     """Check that each column of the value and each option for times leads to exactly one field."""
     declared = _check_paths(fields)
     for option, source in list_time_sources(options).items():
-        if source.given and (source.given,) in declared:
+        text = source.ambiguous_text
+        if text and (text,) in declared:
             raise OptionError(
                 option,
-                f"'{source.given}' is ambiguous: it means the record's timestamp, and .schema(...) "
-                "reads a field of that name",
-                f"'record:timestamp' for the record's, 'field:{source.given}' for the field",
+                f"'{text}' is ambiguous: it means the record's timestamp, and .schema(...) reads a "
+                "field of that name",
+                f"'record:timestamp' for the record's, 'field:{text}' for the field",
                 "write the one that is meant",
             )
         obstacle = _find_obstacle(source.path, declared) if source.kind == "field" else ""
@@ -167,7 +168,7 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
 def _find_condition(
     options: KafkaOptions, schema: pa.Schema, metadata: dict[str, str]
 ) -> Condition | None:
-    """Type option `where`, and add to `metadata` the columns that it alone reads."""
+    """Type option `where`, and add to `metadata` the columns that only it reads."""
     if options.where is None:
         return None
     columns = {

@@ -95,7 +95,7 @@ def build_struct(target: pa.DataType, fields: Sequence[Converted], absent: Mask)
     for field in fields:
         bad |= field.bad
     if not fields:
-        return Converted(pa.array([None if gone else {} for gone in absent], target), bad)
+        return Converted(pa.array([None if is_absent else {} for is_absent in absent], target), bad)
     nulls = pa.array(absent) if absent.any() else None
     return Converted(build_nested(target, [field.column for field in fields], None, nulls), bad)
 

@@ -262,14 +262,14 @@ def _refuse_writer(
             f"'{latest.subject}', if that has every requested column with a type that fits; "
             "otherwise change the column in .schema(...) to what that version has, or leave it out"
         )
-    refused = SchemaRefused(
+    refusal = SchemaRefused(
         f"the {rules.side} was written with schema {_show_key(writer)} and is read {read_by}: "
         f"{error.problem}",
         error.accepts,
         next_step,
     )
-    refused.row = error.row
-    return refused
+    refusal.row = error.row
+    return refusal
 
 
 def _show_key(writer: WriterSchema) -> str:

@@ -171,10 +171,10 @@ def read_payload(
         return payload
     marks = _read_marks(options, options.cti_header, block) if options.cti_header else NO_MARKS
     present = None
-    if len(marks.places) and block.values is not None:
+    if len(marks.rows) and block.values is not None:
         # A punctuation without a value is not an event (semantics 1.8).
         present = np.ones(len(block.offsets), dtype=np.bool_)
-        present[marks.places] = block.values.take(pa.array(marks.places)).is_valid()
+        present[marks.rows] = block.values.take(pa.array(marks.rows)).is_valid()
     events = replace(
         payload.events,
         present=present,

@@ -276,8 +276,8 @@ def join_blocks(
 ) -> DecodedBlock:
     """Merge the payloads of `blocks`, which were decoded separately, in the order of the records.
 
-    `order` is the place of each record's payload among those of all blocks; -1 where it has none,
-    which makes a row of nulls that is malformed by its one of `reasons`.
+    `order` has the index of each record's payload among the payloads of all blocks. It is -1 for a
+    record without a payload, which becomes a row of nulls, malformed for its entry in `reasons`.
     """
     in_order = len(order) == sum(len(block.reasons) for block in blocks)
     in_order = in_order and not (order[1:] < order[:-1]).any()
@@ -290,13 +290,13 @@ def join_blocks(
         name: _join_raw([piece for block in blocks for piece in block.raw[name]], order, rows)
         for name in requested.raw
     }
-    joined = np.concatenate([*(block.reasons for block in blocks), np.zeros(1, np.uint8)])
-    return DecodedBlock(columns, raw, np.where(order < 0, reasons, joined[order]))
+    all_reasons = np.concatenate([*(block.reasons for block in blocks), np.zeros(1, np.uint8)])
+    return DecodedBlock(columns, raw, np.where(order < 0, reasons, all_reasons[order]))
 
 
 def _join(pieces: list[pa.Array], kind: pa.DataType, rows: pa.Array | None) -> pa.Array:
-    joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays([*pieces, pa.nulls(0, kind)])
-    return joined if rows is None else joined.take(rows)
+    column = pieces[0] if len(pieces) == 1 else pa.concat_arrays([*pieces, pa.nulls(0, kind)])
+    return column if rows is None else column.take(rows)
 
 
 def _join_raw(

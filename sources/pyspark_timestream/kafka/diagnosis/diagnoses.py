@@ -310,11 +310,11 @@ def list_counts(counts: Mapping[Partition, int]) -> str:
     "7 of topic 't' partition 1, 2 of topic 't' partition 0"
     """
     partitions = sort_by_count(counts)
-    listed = [f"{counts[partition]} of {partition}" for partition in partitions[:_MAX_COUNTED]]
+    entries = [f"{counts[partition]} of {partition}" for partition in partitions[:_MAX_COUNTED]]
     remainder = sum(counts[partition] for partition in partitions[_MAX_COUNTED:])
     if remainder:
-        listed.append(f"{remainder} of {len(partitions) - _MAX_COUNTED} more partitions")
-    return ", ".join(listed)
+        entries.append(f"{remainder} of {len(partitions) - _MAX_COUNTED} more partitions")
+    return ", ".join(entries)
 
 
 def sort_by_count(counts: Mapping[Partition, int]) -> list[Partition]:

@@ -216,11 +216,11 @@ def find_since(
     history: History, partitions: Iterable[Partition], holds: Callable[[PartitionOffset], bool]
 ) -> int | None:
     """Return since when `holds` has been true, without a break, of one of `partitions`."""
-    chosen = frozenset(partitions)
+    watched = frozenset(partitions)
     return find_unchanged_since(
         history,
         lambda moment: any(
-            partition in chosen and holds(partition_offset)
+            partition in watched and holds(partition_offset)
             for partition, partition_offset in moment.offset.partitions.items()
         ),
     )

@@ -480,7 +480,7 @@ def _describe_payloads(
 def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBlock) -> str:
     counts = np.bincount(decoded.reasons, minlength=len(REASONS))
     reason = int(np.argmax(counts[1:])) + 1
-    side, counted = rules.side, f"{counts[reason]} of {len(payloads)} {rules.side}s"
+    side, subject = rules.side, f"{counts[reason]} of {len(payloads)} {rules.side}s"
     if reason == FRAMING:
         framing = rules.option_name("framing")
         example = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()
@@ -488,16 +488,16 @@ def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBl
         if rules.framing != "header":
             beginning = example[:_SHOWN_BYTES].hex(" ") or "nothing"
             where = f"one begins with the bytes {beginning}"
-        return f"{counted} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
+        return f"{subject} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
     if reason == NAME:
         return (
-            f"{counted} are of other records or messages than '{rules.option_name('message')}' "
+            f"{subject} are of other records or messages than '{rules.option_name('message')}' "
             "says, or than is read"
         )
     if reason == SYNTAX:
-        return f"{counted} are not {rules.format} of the schema that wrote them"
+        return f"{subject} are not {rules.format} of the schema that wrote them"
     return (
-        f"{counted} have a field that does not fit its column in .schema(...), or the {side}'s type"
+        f"{subject} have a field that does not fit its column in .schema(...), or the {side}'s type"
     )
 
 
@@ -543,10 +543,10 @@ def suggests_secret(name: str) -> bool:
     if _SECRET_PART.search(name) is not None:
         return True
     words = split_name(name)
-    joined = [word.removesuffix("key") for word in words if word.endswith("key")]
+    beginnings = [word.removesuffix("key") for word in words if word.endswith("key")]
     return (
         "pin" in words
-        or any(beginning in _SECRET_KEY for beginning in joined)
+        or any(beginning in _SECRET_KEY for beginning in beginnings)
         or any(
             word in ("key", "keys") and before in _SECRET_KEY
             for before, word in itertools.pairwise(words)

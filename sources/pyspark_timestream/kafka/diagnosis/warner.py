@@ -90,7 +90,7 @@ class Warner:
         self._options, self._projection = options, projection
         self._create_reader = create_reader
         self._details: dict[tuple[Kind, int], str] = {}
-        self._sampled: list[Diagnosis] | None = None
+        self._sample_diagnoses: list[Diagnosis] | None = None
         self._of_options = [*_find_unused_unit(options), *find_improbable_bounds(options)]
         self._two_timestamps: list[Diagnosis] | None = None
         self._recent = RecentCounts()
@@ -168,25 +168,25 @@ class Warner:
         Records are not counted if several tasks read one partition, or if the group is forbidden
         and the clocks do not need the records.
         """
-        if self._sampled is None:
+        if self._sample_diagnoses is None:
             before, after = previous.partitions, now.partitions
             for partition in partitions:
                 if (
                     partition in after
                     and after[partition].state.events == before[partition].state.events
                 ):
-                    self._sampled = self._try(self._examine_sample, partition, now) or []
+                    self._sample_diagnoses = self._try(self._examine_sample, partition, now) or []
                     break
-        return self._sampled or []
+        return self._sample_diagnoses or []
 
     def _find_two_timestamps(
         self, partitions: list[Partition], now: StreamOffset
     ) -> list[Diagnosis]:
         """Check once per run whether values also have a field `timestamp`, which is not read."""
-        if not self._options.start_time.given or self._options.value_format != "json":
+        if not self._options.start_time.ambiguous_text or self._options.value_format != "json":
             return []
-        counted = [partition for partition, p in now.partitions.items() if p.state.events]
-        for partition in (partitions or counted)[:1]:
+        nonempty = [partition for partition, p in now.partitions.items() if p.state.events]
+        for partition in (partitions or nonempty)[:1]:
             if self._two_timestamps is None:
                 self._two_timestamps = self._try(self._compare_timestamps, partition, now) or []
         return self._two_timestamps or []
@@ -232,8 +232,8 @@ class Warner:
         key = diagnosis.kind, diagnosis.level
         if key not in self._details:
             partition, offset = _choose_example(diagnosis, now)
-            look = partial(self._describe, describe, offset)
-            self._details[key] = self._try(look, partition, now) or ""
+            examine = partial(self._describe, describe, offset)
+            self._details[key] = self._try(examine, partition, now) or ""
         return self._details[key]
 
     def _describe(
@@ -244,11 +244,14 @@ class Warner:
         return next(filter(None, descriptions), "")
 
     def _try(
-        self, look: Callable[[Partition, StreamOffset], T], partition: Partition, now: StreamOffset
+        self,
+        examine: Callable[[Partition, StreamOffset], T],
+        partition: Partition,
+        now: StreamOffset,
     ) -> T | None:
-        """Call `look`; unexpected records and broker errors must not fail the query."""
+        """Call `examine`; unexpected records and broker errors must not fail the query."""
         try:
-            return look(partition, now)
+            return examine(partition, now)
         except Exception:
             _LOG.debug("%s: cannot describe its records", partition, exc_info=True)
             return None
@@ -273,11 +276,11 @@ def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition,
     """Return the partition to sample, and the offset of a malformed record if a task noted one."""
     for partition in sorted(diagnosis.partitions):
         if partition in now.partitions:
-            noted = now.partitions[partition].malformed_values
+            malformed = now.partitions[partition].malformed_values
             offset = {
-                Kind.MALFORMED: noted.event_at,
-                Kind.IMPROBABLE_TIMES: noted.time_at,
-            }.get(diagnosis.kind, noted.value_at)
+                Kind.MALFORMED: malformed.event_at,
+                Kind.IMPROBABLE_TIMES: malformed.time_at,
+            }.get(diagnosis.kind, malformed.value_at)
             if offset is not None:
                 return partition, offset
     return min(diagnosis.partitions), None
@@ -336,11 +339,11 @@ def _find_unused_unit(options: KafkaOptions) -> Iterator[Diagnosis]:
     """Yield a diagnosis of a `timeUnit` without effect, because the schema gives the unit."""
     fields = find_unused_unit(options)
     if fields:
-        listed = " and ".join(f"'{name}'" for name in fields)
+        names = " and ".join(f"'{name}'" for name in fields)
         yield Diagnosis(
             Kind.UNUSED_UNIT,
             f"option 'timeUnit' = '{options.time_unit}'",
-            f"it has no effect: the Avro schema says the unit of {listed}",
+            f"it has no effect: the Avro schema says the unit of {names}",
         )
 
 

@@ -522,7 +522,7 @@ class StreamDriver:
         recreated = recreated_topics(previous.topic_ids, topic_ids)
         is_known = previous.topic_ids.items() >= topic_ids.items()
         if recreated or not (has_caught_up or is_known):
-            # The first offsets may be those of the topic before.
+            # The first offsets may be those of the earlier topic.
             earliest = self._broker.earliest(readable_ends)
         back = {
             partition: previous.missing[partition].end_exclusive
@@ -614,7 +614,7 @@ class StreamDriver:
         return {**imported, **self._topic_ids}
 
     def _list_unpinned(self, planned: StreamOffset) -> dict[str, str]:
-        """Return what the offset notes beside the pinned options."""
+        """Return the options that the offset notes beside the pinned ones."""
         unpinned = _list_unpinned(self._options, planned.stream)
         if self._waits_until_us is not None:
             waiting = compare_settings(planned.settings, self._user_settings)

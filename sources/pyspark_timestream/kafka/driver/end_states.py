@@ -68,8 +68,8 @@ def copy_start_states(offset: StreamOffset) -> EndStates:
 
 def take_end_states(offset: StreamOffset, ended: Mapping[Partition, RangeEnd]) -> EndStates:
     """Return the end states of the batch `offset` from those of its ranges."""
-    begun = copy_start_states(offset)
-    states, malformed = dict(begun.states), dict(begun.malformed_values)
+    start_states = copy_start_states(offset)
+    states, malformed = dict(start_states.states), dict(start_states.malformed_values)
     for partition, end in ended.items():
         states[partition] = end.state
         malformed[partition] += end.malformed_values
@@ -87,8 +87,8 @@ def find_end_states(
     `read_again` computes the clock after a range from its records; None if the states hold only
     counts, which are not worth reading the records again.
     """
-    begun = copy_start_states(offset)
-    states, malformed = dict(begun.states), dict(begun.malformed_values)
+    start_states = copy_start_states(offset)
+    states, malformed = dict(start_states.states), dict(start_states.malformed_values)
     committed_states: dict[Partition, GroupMetadata] = {}
     for offset_range in offset.ranges():
         if not offset_range.size:

@@ -190,7 +190,7 @@ class CtiImporter:
         self._broker = broker
         self._read_range = read_range
         self._bounds: dict[Partition, int] | None = None
-        self._listed: list[Partition] = []
+        self._partitions: list[Partition] = []
         self._listed_us = -_DISCOVERY_INTERVAL_US
         self._missing_since_us: dict[Partition, int | None] = {}
         self._topic: ImportedTopic | None = None
@@ -234,7 +234,7 @@ class CtiImporter:
         topic = self._topic
         recreated = self._refresh_partitions(now_us)
         last_positions = topic.positions
-        readable_ends = self._broker.ends(self._listed)
+        readable_ends = self._broker.ends(self._partitions)
         if not readable_ends and not last_positions:
             raise OptionError(
                 "ctiImport",
@@ -290,18 +290,18 @@ class CtiImporter:
         )
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
-        begun = {
+        starts = {
             partition: replace(topic.partitions[partition], position=position)
             for partition, position in positions.items()
         }
-        begun |= {
+        starts |= {
             partition: _start_partition(topic, earliest[partition])
             for partition in ends
             if partition not in last_positions and partition in earliest
         }
         partitions = {
             partition: self._read_partition(partition, state, ends[partition])
-            for partition, state in begun.items()
+            for partition, state in starts.items()
         }
         return replace(topic, partitions=partitions)
 
@@ -309,7 +309,7 @@ class CtiImporter:
         """List the partitions at most once a second; return the topic if it was recreated."""
         if now_us - self._listed_us < _DISCOVERY_INTERVAL_US:
             return frozenset()
-        self._listed, self._listed_us = self._broker.partitions(), now_us
+        self._partitions, self._listed_us = self._broker.partitions(), now_us
         topic_ids = self._broker.topic_ids(self._options.subscribe or ())
         recreated = recreated_topics(self.topic_ids, topic_ids)
         self.topic_ids = topic_ids or self.topic_ids
@@ -361,16 +361,16 @@ class CtiImporter:
         }
 
     def _read_partition(
-        self, partition: Partition, begun: ImportedPartition, end: int
+        self, partition: Partition, progress: ImportedPartition, end: int
     ) -> ImportedPartition:
-        offset_range = Range(partition, begun.position, end)
+        offset_range = Range(partition, progress.position, end)
         if offset_range.size <= 0:
-            return begun
+            return progress
         for state, ctis_us in follow_clock(
-            self._options, TaskRange(offset_range, begun.state), self._read_range
+            self._options, TaskRange(offset_range, progress.state), self._read_range
         ):
-            begun = advance(begun, state, ctis_us)
-        return replace(begun, position=end)
+            progress = advance(progress, state, ctis_us)
+        return replace(progress, position=end)
 
 
 def _start_partition(topic: ImportedTopic, position: int) -> ImportedPartition:
@@ -410,7 +410,7 @@ class PartitionCache:
         self, ask: Callable[[], list[Partition]], clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._ask, self._clock_s = ask, clock_s
-        self._coming: tuple[float, Future[list[Partition]]] | None = None
+        self._refresh: tuple[float, Future[list[Partition]]] | None = None
         self._partitions: list[Partition] = []
         self.asked_at_s = float("-inf")
         """Time of the request that returned the cached partitions."""
@@ -422,16 +422,16 @@ class PartitionCache:
             BrokerUnreachable: a request was needed, and the broker did not answer.
         """
         now_s = self._clock_s()
-        if self._coming is not None and self._coming[1].done():
-            asked_at, answer = self._coming
-            self._coming = None
+        if self._refresh is not None and self._refresh[1].done():
+            asked_at, answer = self._refresh
+            self._refresh = None
             if answer.exception() is None:
                 self.asked_at_s, self._partitions = asked_at, answer.result()
         if fresh or now_s - self.asked_at_s > _MAX_AGE_S:
-            self._coming = None
+            self._refresh = None
             self.asked_at_s, self._partitions = now_s, self._ask()
-        elif now_s - self.asked_at_s > _REFRESH_AGE_S and self._coming is None:
-            self._coming = now_s, _ask_in_background(self._ask)
+        elif now_s - self.asked_at_s > _REFRESH_AGE_S and self._refresh is None:
+            self._refresh = now_s, _ask_in_background(self._ask)
         return self._partitions
 
 
@@ -533,8 +533,8 @@ class RunEnds:
         while True:
             ends = self.get(fresh=not self.is_bounded)
             earliest = self._get_broker().earliest(ends)
-            listed = ends.keys() if self.is_bounded else {*self._partition_cache.get()}
-            if not listed - (ends.keys() & earliest.keys()) or asked_s >= deadline_s:
+            expected = ends.keys() if self.is_bounded else {*self._partition_cache.get()}
+            if not expected - (ends.keys() & earliest.keys()) or asked_s >= deadline_s:
                 return earliest, {
                     partition: end for partition, end in ends.items() if partition in earliest
                 }

@@ -1,1 +1,1 @@
-"""Pure folds over offsets: what a batch reads, and what the stream does after what it did."""
+"""Pure folds over offsets: what a batch reads, and the state of the stream from batch to batch."""

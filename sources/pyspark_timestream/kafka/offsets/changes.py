@@ -1,8 +1,8 @@
-"""Changes of a running clock (semantics 8.10): what a restart may change, and what that does.
+"""Changes of a running clock (semantics 8.10): what a restart may change, and the effect.
 
-An offset keeps the options by which its batch is read, so a change begins with an offset that has
-other ones. `find_change` compares the last offset with today's options, `NewRules` turns the clocks
-of partitions into those with which the new options go on, and the offset records a `ClockChange`.
+An offset keeps the options that its batch is read by, so a change begins with an offset that has
+other ones. `find_change` compares the last offset with today's options, `NewRules` converts the
+clocks of partitions for the new options, and the offset records a `ClockChange`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ def find_change(
 ) -> NewRules | None:
     """Return how today's options differ from those of the last offset; None if they do not.
 
-    `settings` are those of today's options that a checkpoint pins, `unpinned` those that the next
+    `settings` are today's options that a checkpoint pins, `unpinned` the options that the next
     offset notes although they may change.
     """
     before = {**last_offset.settings, **_select_idle_timeout(last_offset.unpinned)}
@@ -195,9 +195,9 @@ def find_bad_value(change: ClockChange) -> str | None:
 def keep_changes(changes: Sequence[ClockChange], committed: int) -> tuple[ClockChange, ...]:
     """Return the changes that an offset keeps.
 
-    They are the last ones, all that a restart may join, and the last of a pinned option: by that
-    one `correct_late` tells a stream from one with other clocks (30.6), so those of `idleTimeout`,
-    which anyone may make, never push it out.
+    It keeps the last ones, all that a restart may join, and the last change of a pinned option. By
+    the latter `correct_late` recognizes a stream with other clocks (30.6), so changes of
+    `idleTimeout`, which anyone may make, never push it out.
     """
     dispensable = max(len(changes) - MOST_CHANGES, 0)
     last_pinned = max((n for n, change in enumerate(changes) if change.is_of_pinned), default=-1)

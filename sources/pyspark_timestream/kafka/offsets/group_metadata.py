@@ -1,12 +1,12 @@
 """The text with which a task commits the clock after its range to the consumer group (8.3).
 
 A group stores a text with each partition's offset, up to the broker's setting
-`offset.metadata.max.bytes` (by default 4096). The driver reads it for the next batch. Both sides
-know the state before the range. So the text has the writers' clocks as differences from it, without
-the names: 5,000 writers that keep step take as little as one does, and of those that move by times
-of their own the marks of 700 fit into a batch. A key covers the state before, the range and the
-settings. A copied checkpoint shares the group, and the key keeps it from mistaking another run's
-state for its own.
+`offset.metadata.max.bytes` (by default 4096). The driver reads it for the next batch. Task and
+driver both know the state before the range, so the text has only the differences of the writers'
+clocks from it, without the names. 5,000 writers that move in step take as little as one; if each
+moves by a time of its own, the marks of 700 writers fit. A key covers the state before, the range
+and the settings. A copied checkpoint shares the group, and the key keeps it from mistaking another
+run's state for its own.
 """
 
 import base64
@@ -173,11 +173,11 @@ def _unpack(text: str, start: PartitionState) -> PartitionState:
             raise ValueError("it does not end where it should")
         head, _, body = unpacked.partition(b"\n")
         fields, packed_writers = json.loads(head), BytesIO(body)
-        described = fields.pop("writers", None)
+        writers_head = fields.pop("writers", None)
         writers = (
             ()
-            if described is None
-            else _unpack_writers(described, dict(start.writers), packed_writers)
+            if writers_head is None
+            else _unpack_writers(writers_head, dict(start.writers), packed_writers)
         )
         if packed_writers.read(1):
             raise ValueError("there are more numbers than writers")
@@ -199,8 +199,9 @@ def _pack_writers(
 
     Write each name as the length of the prefix that it shares with the one before, and the rest.
     Each field of the writers is a column with two groups: values that were there before, and
-    others. A group is the bits of those that changed, and their numbers or, if that is shorter,
-    how far they moved: marks of many writers are near each other, or all move by the same.
+    others. A group has a bit for each value, set if it changed, and the changed values as numbers
+    or, if that is shorter, as differences: the marks of many writers are near each other, or all
+    move by the same.
     """
     body.append(_to_bits(np.array([name in writers for name in before], dtype=bool)))
     new = sorted(writers.keys() - before.keys())
@@ -224,7 +225,7 @@ def _pack_writers(
 def _unpack_writers(
     head: list[Any], before: Mapping[str, WriterState], body: BytesIO
 ) -> tuple[tuple[str, WriterState], ...]:
-    shared, ends_of_names, *described = head
+    shared, ends_of_names, *plane_heads = head
     new, bytes_left = [""], _MOST_UNPACKED
     for size, end in zip(shared, ends_of_names, strict=True):
         new.append(new[-1][:size] + end)
@@ -234,7 +235,7 @@ def _unpack_writers(
     old_names = compress(before, _from_bits(body, len(before)).tolist())
     names = sorted((*old_names, *new[1:]))
     starts = _to_table(before, names)
-    ends, numbers = np.empty_like(starts), iter(described)
+    ends, numbers = np.empty_like(starts), iter(plane_heads)
     for number in range(len(WriterState._fields)):
         expected, usual = _expect(starts, ends, number)
         ends[number] = usual
@@ -254,15 +255,15 @@ def _to_table(writers: Mapping[str, WriterState], names: Iterable[str]) -> Insta
 
 
 def _expect(starts: Instants, ends: Instants, number: int) -> tuple[Instants, Instants]:
-    """Return what differences are taken from, and the values where nothing is written.
+    """Return the base of the differences, and the values that stand for "nothing is written".
 
     A writer's timespan begins a fixed distance from its mark, so the base moves with the mark.
     Differences overflow without harm: adding them overflows back.
     """
-    marks, moved = (_zero_if_never(table[0]) for table in (starts, ends))
+    marks, end_marks = (_zero_if_never(table[0]) for table in (starts, ends))
     expected = _zero_if_never(starts[number])
     if WriterState._fields[number] == "base_us":
-        expected = expected + (moved - marks)
+        expected = expected + (end_marks - marks)
     return expected, np.where(starts[number] == NEVER, NEVER, expected)
 
 
@@ -284,16 +285,16 @@ def _describe(numbers: Instants, is_difference: bool) -> list[int]:
     return [(int(above.max()) // step).bit_length(), int(is_difference), least, step]
 
 
-def _to_planes(numbers: Instants, described: list[int]) -> bytes:
+def _to_planes(numbers: Instants, plane_head: list[int]) -> bytes:
     """Return planes of bits: the first bits of all numbers, then the second, and so on."""
-    width, _, least, step = described
+    width, _, least, step = plane_head
     above = (numbers - np.int64(least)).view(np.uint64) // np.uint64(step)
     bits = np.unpackbits(above.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
     return _to_bits(bits[:, _WIDEST - width :].T)
 
 
-def _from_planes(described: list[int], count: int, body: BytesIO) -> tuple[bool, Instants]:
-    width, is_difference, least, step = described
+def _from_planes(plane_head: list[int], count: int, body: BytesIO) -> tuple[bool, Instants]:
+    width, is_difference, least, step = plane_head
     if not 0 <= width <= _WIDEST:
         raise ValueError(f"a number has {width} bits")
     bits = np.zeros((count, _WIDEST), dtype=np.uint8)

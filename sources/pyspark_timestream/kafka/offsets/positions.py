@@ -6,10 +6,10 @@ or after its starting timestamp fails the query or starts at the latest offset
 (`startingOffsetsByTimestampStrategy`). One without a record at or after its ending timestamp ends
 at the latest offset.
 
-The ending options give a stream ends before those of its logs (7.6): they are fixed when the query
-first starts, and the offset keeps them as `fixed_ends`. With `endingCti`, a partition ends once its
-clock reaches that (7.7). A partition that has ended needs nothing more from its log, so it can
-neither be lost nor lag behind.
+The ending options end a stream before its logs end (7.6): its ends are fixed when the query first
+starts, and the offset keeps them as `fixed_ends`. With `endingCti`, a partition ends once its clock
+reaches that (7.7). A partition that has ended needs nothing more from its log, so it can neither be
+lost nor lag behind.
 """
 
 from collections.abc import Callable, Collection, Mapping, Set
@@ -104,7 +104,7 @@ def keep_missing(
     `topic_ids` are the known ids that the topics have now.
     """
     previous, existing, now_us = state.previous, state.snapshot.positions, state.snapshot.now_us
-    gone = {
+    newly_missing = {
         partition: replace(
             last_offset,
             start_inclusive=last_offset.end_exclusive,
@@ -117,7 +117,7 @@ def keep_missing(
     }
     return {
         partition: last_offset
-        for partition, last_offset in {**previous.missing, **gone}.items()
+        for partition, last_offset in {**previous.missing, **newly_missing}.items()
         if partition not in existing
         and previous.topic_ids.get(partition.topic, "") == topic_ids.get(partition.topic)
         and now_us - (last_offset.caught_up_since_us or 0) < _MAX_MISSING_US
@@ -166,18 +166,18 @@ class _Bound:
         earliest: _ByPartition,
         ends: _ByPartition,
         find_offsets: FindOffsets,
-        listed: Collection[Partition] | None,
+        partitions: Collection[Partition] | None,
     ) -> dict[Partition, int]:
         """Return where each partition of `ends` starts or ends, as `resolve_starts` does."""
-        listed = ends if listed is None else listed
-        _check_exist(options, listed)
+        partitions = ends if partitions is None else partitions
+        _check_exist(options, partitions)
         if self.timestamp_ms is not None:
             instants_ms = dict.fromkeys(ends, self.timestamp_ms)
         elif self.timestamps_ms is not None:
-            self._check_names(self.timestamps_ms, listed)
+            self._check_names(self.timestamps_ms, partitions)
             instants_ms = {partition: self.timestamps_ms[partition] for partition in ends}
         else:
-            return self._find_named_offsets(options, earliest, ends, listed)
+            return self._find_named_offsets(options, earliest, ends, partitions)
         at_times, offsets = find_offsets(instants_ms), {}
         for partition, end in ends.items():
             offset = at_times.get(partition)
@@ -198,13 +198,13 @@ class _Bound:
         options: KafkaOptions,
         earliest: _ByPartition,
         ends: _ByPartition,
-        listed: Collection[Partition],
+        partitions: Collection[Partition],
     ) -> dict[Partition, int]:
         """Return each partition's named offset, or the nearest that exists."""
         words = {EARLIEST: earliest, LATEST: ends}
         if isinstance(self.offsets, int):
             return {partition: words[self.offsets][partition] for partition in ends}
-        self._check_names(self.offsets, listed)
+        self._check_names(self.offsets, partitions)
         spelt = ", -2 or -1" if EARLIEST in self.words else " or -1"
         offsets = {}
         for partition, end in ends.items():
@@ -219,15 +219,15 @@ class _Bound:
             offsets[partition] = min(max(offset, earliest[partition]), end)
         return offsets
 
-    def _check_names(self, user_offsets: _ByPartition, listed: Collection[Partition]) -> None:
+    def _check_names(self, user_offsets: _ByPartition, partitions: Collection[Partition]) -> None:
         """Check that the option names exactly the partitions that are read."""
-        if set(user_offsets) == set(listed):
+        if set(user_offsets) == set(partitions):
             return
         words = [_WORDS[word] for word in self.words] if user_offsets is self.offsets else []
         raise OptionError(
             self.name,
             f"it names {_name_partitions(user_offsets)}, but the partitions are "
-            f"{_name_partitions(listed)}",
+            f"{_name_partitions(partitions)}",
             f"exactly the partitions that are read{'; ' if words else ''}{', '.join(words)}",
             "name each of them once",
         )
@@ -260,7 +260,7 @@ def resolve_starts(
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     find_offsets: FindOffsets,
-    listed: Collection[Partition] | None = None,
+    partitions: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """Return the first offset to read in each partition of `ends`.
 
@@ -269,7 +269,7 @@ def resolve_starts(
         earliest: the first offset that each partition still has.
         ends: the offset after each partition's last readable record.
         find_offsets: is asked if timestamps decide.
-        listed: all partitions of the read; None means those in `ends`.
+        partitions: all partitions of the read; None: the partitions in `ends`.
 
     Raises:
         OptionError: a topic or assigned partition does not exist, an option does not name exactly
@@ -277,7 +277,7 @@ def resolve_starts(
             `error`).
         DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
     """
-    return _read_start(options).resolve(options, earliest, ends, find_offsets, listed)
+    return _read_start(options).resolve(options, earliest, ends, find_offsets, partitions)
 
 
 def resolve_ends(
@@ -285,10 +285,10 @@ def resolve_ends(
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     find_offsets: FindOffsets,
-    listed: Collection[Partition] | None = None,
+    partitions: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """Return the offset after the last one to read in each partition, as `resolve_starts` does."""
-    return _read_end(options).resolve(options, earliest, ends, find_offsets, listed)
+    return _read_end(options).resolve(options, earliest, ends, find_offsets, partitions)
 
 
 def check_order(
@@ -357,9 +357,9 @@ def find_ended(
 ) -> dict[Partition, int]:
     """Return the partitions that the stream has read to their own ends, with their positions.
 
-    Once the stream has reached `endingCti`, its idle partitions have ended too, whatever their
-    clocks. `states` are the clocks after the batch; for a partition without one, the clock at the
-    batch's start counts.
+    Once the stream has reached `endingCti`, its idle partitions have ended too, at any clock.
+    `states` are the clocks after the batch; for a partition without one, the clock at the batch's
+    start counts.
     """
     fixed, is_over = offset.fixed_ends or {}, has_stream_ended(offset, until_us)
     return {

@@ -1,4 +1,4 @@
-"""A stream between two batches: what its next offset depends on, and what holds partitions back.
+"""A stream between two batches: the inputs of its next offset, and what holds partitions back.
 
 The driver fills a `StreamState` for each batch: the `BrokerSnapshot` holds the answers of brokers
 and clocks, the `RunContext` the options and the run. Idle partitions (semantics 5.2), aligned
@@ -259,7 +259,7 @@ MIN_READ: Final = 100
 """So few offsets are not worth a batch of their own, and take hardly any state."""
 
 _GROWTH: Final = 4
-"""By an estimate, a partition reads at most so many times the offsets of its last batch."""
+"""By estimate, read at most this many times the offsets of a partition's last batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,8 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         for group, least in zip(groups, others, strict=True)
     ]
     if offset.first_cti_us is not None:
-        opened = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
-        plans[:1] = [dataclasses.replace(opened, first_cti_us=offset.first_cti_us)]
+        first_plan = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
+        plans[:1] = [dataclasses.replace(first_plan, first_cti_us=offset.first_cti_us)]
     return plans
 
 
@@ -103,7 +103,7 @@ def note_forced_cti(
     entries = tuple((number, min(offset, position), us) for number, offset, us in entries)
     if cti_us is None:
         return entries
-    # Of two CTIs at one place, the later one is the higher and replaces the other.
+    # If two CTIs are at one position, the later one is higher and replaces the other.
     return (*(entry for entry in entries if entry[1] < position), (batch, position, cti_us))
 
 
@@ -184,7 +184,7 @@ def join_batches(
             ),
             end_cti_us=partition_offset.end_cti_us,
         )
-    joined = dataclasses.replace(end, partitions=joined_partitions, tasks=max(end.tasks, 1))
+    joined_offset = dataclasses.replace(end, partitions=joined_partitions, tasks=max(end.tasks, 1))
     # How far the other partitions were at each moment is lost, so a task proves no CTI. The CTI at
     # the start of the last batch holds once everything has been read.
     others: tuple[None, ...] = (None,) * (len(task_ranges) > 1)
@@ -195,7 +195,7 @@ def join_batches(
             emitted_us,
             settings=first_settings,
         )
-        for group in joined.groups()
+        for group in joined_offset.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
     return [*plans[:-1], dataclasses.replace(plans[-1], last_cti_us=end.cti_us)]
 
@@ -262,14 +262,14 @@ class ReadSlice:
         ranges: the offsets that it reads of partitions that had records at planning time.
         spare: the task's number, from 0, among the tasks that read all other partitions; None if
             it reads none of them.
-        named: the partitions in the ranges of all tasks; empty if `spare` is None.
+        assigned: the partitions in the ranges of all tasks; empty if `spare` is None.
     """
 
     number: int
     tasks: int
     ranges: tuple[OpenRange, ...]
     spare: int | None
-    named: frozenset[Partition] = frozenset()
+    assigned: frozenset[Partition] = frozenset()
 
 
 def slice_read(
@@ -300,12 +300,12 @@ def slice_read(
     ]
 
 
-def select_partitions(own_slice: ReadSlice, listed: Collection[Partition]) -> list[Partition]:
+def select_partitions(own_slice: ReadSlice, existing: Collection[Partition]) -> list[Partition]:
     """Return those existing partitions that the task reads, whole or cut."""
     own_partitions = {open_range.partition for open_range in own_slice.ranges}
     return [
         partition
-        for partition in listed
+        for partition in existing
         if partition in own_partitions or _is_spare(own_slice, partition)
     ]
 
@@ -313,7 +313,7 @@ def select_partitions(own_slice: ReadSlice, listed: Collection[Partition]) -> li
 def plan_slice(
     options: KafkaOptions,
     own_slice: ReadSlice,
-    listed: Collection[Partition],
+    existing: Collection[Partition],
     starts: Mapping[Partition, int],
     stops: Mapping[Partition, int],
 ) -> TaskPlan:
@@ -324,7 +324,7 @@ def plan_slice(
     on earlier records, a task first reads those for the clock only, so that cutting a partition
     changes no row.
 
-    `listed` are the partitions that exist now; `starts` and `stops` hold the bounds of those that
+    `existing` are the partitions that exist now; `starts` and `stops` hold the bounds of those that
     `select_partitions` returned.
 
     Raises:
@@ -344,7 +344,7 @@ def plan_slice(
             task_ranges.append(
                 TaskRange(offset_range, PartitionState(), warm_up if has_warm_up else None)
             )
-    is_whole = own_slice.tasks == 1 and len(task_ranges) == len(listed)
+    is_whole = own_slice.tasks == 1 and len(task_ranges) == len(existing)
     is_last = own_slice.number == own_slice.tasks - 1
     return TaskPlan(
         tuple(task_ranges),
@@ -371,7 +371,7 @@ def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
 
 def _is_spare(own_slice: ReadSlice, partition: Partition) -> bool:
     """Return whether this task reads a partition that is in no task's ranges."""
-    if own_slice.spare is None or partition in own_slice.named:
+    if own_slice.spare is None or partition in own_slice.assigned:
         return False
     # Unlike `hash`, CRC-32 gives the same number in every process.
     number = zlib.crc32(partition.topic.encode()) + partition.number

@@ -169,7 +169,7 @@ _IN_A_COMMAND: Final = {
         "a path without quotes, '$', backquotes and backslashes",
     ),
 }
-"""Keys whose values librdkafka puts into the command line of kinit -> the accepted values."""
+"""Keys with values that librdkafka puts into the command line of kinit -> the accepted values."""
 
 
 RECORD_KEYS: Final = {
@@ -231,9 +231,9 @@ def read_client_settings(texts: Mapping[str, str]) -> dict[str, str]:
 def _check_key(key: str, value: str) -> None:
     """Raise an `OptionError` if librdkafka must not get the key or value."""
     accepts = "librdkafka's configuration, each name after 'kafka.'"
-    refused = _find_code_problem(key)
-    if refused:
-        problem, next_step = refused
+    code_problem = _find_code_problem(key)
+    if code_problem:
+        problem, next_step = code_problem
         raise OptionError(f"kafka.{key}", problem, accepts, next_step)
     instead = _find_replacement(key)
     if key == "partition.assignment.strategy" and "." in value:
@@ -401,7 +401,7 @@ def _move_login(settings: Mapping[str, str]) -> dict[str, str]:
         netloc = f"[{host}]" if ":" in host else host
         netloc = netloc if port is None else f"{netloc}:{port}"
         addresses.append(urlunsplit((url.scheme, netloc, url.path.rstrip("/"), "", "")))
-    moved = {**settings, "url": ",".join(addresses)}
+    without_logins = {**settings, "url": ",".join(addresses)}
     login = settings.get("basic.auth.user.info")
     if login is not None and ":" not in login:
         raise _named_error(
@@ -415,7 +415,7 @@ def _move_login(settings: Mapping[str, str]) -> dict[str, str]:
             "one login for all addresses",
             "take the login out of the address, or leave the option out",
         )
-    return {**moved, "basic.auth.user.info": logins.pop()} if logins else moved
+    return {**without_logins, "basic.auth.user.info": logins.pop()} if logins else without_logins
 
 
 def _complete_bearer(settings: dict[str, str]) -> dict[str, str]:

@@ -219,19 +219,19 @@ def merge_topic_settings(
                 f"'{source}' has no description of topic '{topic}'",
                 f"{step}, or leave '{_NAME}' out and set the options in the query",
             )
-    (first_topic, chosen), *others = (
+    (first_topic, first_settings), *others = (
         (topic, settings or {}) for topic, settings in settings_by_topic.items()
     )
     for topic, settings in others:
         for name in TOPIC_SETTINGS:
-            chosen_text, text = chosen.get(name), settings.get(name)
+            chosen_text, text = first_settings.get(name), settings.get(name)
             if chosen_text != text:
                 raise _refusal(
                     f"'{source}' describes topics '{first_topic}' and '{topic}' differently: "
                     f"'{name}' is {_quote(chosen_text)} and {_quote(text)}",
                     "read each topic in a query of its own, or make their descriptions equal",
                 )
-    return chosen
+    return first_settings
 
 
 def select_settings(

@@ -141,12 +141,12 @@ class TimeFrom:
         kind: `timestamp`, `header` or `field`.
         name: the header's name, or the field's path as `format_path` writes it; empty for
             `timestamp`.
-        given: for `timestamp`, the option's text if it could also name a field.
+        ambiguous_text: for `timestamp`, the option's text if it could also name a field.
     """
 
     kind: str
     name: str = ""
-    given: str = field(default="", compare=False)
+    ambiguous_text: str = field(default="", compare=False)
 
     @property
     def path(self) -> Path:
@@ -165,7 +165,7 @@ class TimeFrom:
 def _parse_time_from(value: str) -> TimeFrom:
     word = value.lower()
     if word in ("timestamp", "record:timestamp"):
-        return TimeFrom("timestamp", given=value if word == "timestamp" else "")
+        return TimeFrom("timestamp", ambiguous_text=value if word == "timestamp" else "")
     kind, _, name = value.partition(":")
     if kind.lower() == "header" and value != kind:
         return TimeFrom("header", _parse_name(name))

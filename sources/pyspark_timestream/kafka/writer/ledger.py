@@ -121,12 +121,12 @@ def check_rows(last_entry: Entry, rows: int, owner: Owner) -> None:
         )
 
 
-def check_other_tasks(noted: Mapping[int, Entry], batch: int, with_rows: Collection[int]) -> None:
-    """Check that no task without rows has written the batch, as `noted` by an earlier attempt.
+def check_other_tasks(entries: Mapping[int, Entry], batch: int, with_rows: Collection[int]) -> None:
+    """Check by an earlier attempt's `entries` that no task without rows has written the batch.
 
     Tasks in `with_rows` have rows in this attempt; each has checked its own entry.
     """
-    last_batches = {task: entry.batch for task, entry in noted.items() if task not in with_rows}
+    last_batches = {task: entry.batch for task, entry in entries.items() if task not in with_rows}
     for task in sorted(last_batches):
         if last_batches[task] > batch:
             raise _later_batch_error(last_batches[task], batch, f"task {task}")

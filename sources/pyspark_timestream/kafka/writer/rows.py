@@ -1,6 +1,6 @@
 """Turns rows of a DataFrame into records, and checks their columns and types (semantics 29.1).
 
-The columns are those of Spark's own Kafka sink, and `timestamp` and `cti`.
+The columns are the same as in Spark's own Kafka sink, plus `timestamp` and `cti`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -194,22 +194,22 @@ class TaskRows:
         self, header: str | None, blocks: Iterator[pa.RecordBatch], *, by_topic: bool = False
     ) -> None:
         self._header, self._by_topic = header, by_topic
-        self._kept: list[_Rows] | None = []
+        self._replayed: list[_Rows] | None = []
         self._kept_bytes = 0
         self._fresh = self._take_rows(blocks)
-        self._coming: Iterator[_Rows] = self._fresh
+        self._blocks: Iterator[_Rows] = self._fresh
         self.count = 0
         self.cti_us: int | None = None
 
     def has_rows(self) -> bool:
         """Return whether there is a row of data; call it first. It notes CTI rows on the way."""
         first_rows = next(self._fresh, None)
-        self._coming = self._fresh if first_rows is None else chain([first_rows], self._fresh)
+        self._blocks = self._fresh if first_rows is None else chain([first_rows], self._fresh)
         return first_rows is not None
 
     def next_block(self) -> Block | None:
         """Return the messages of the next block with rows of data; None at the end."""
-        block = next(self._coming, None)
+        block = next(self._blocks, None)
         if block is None:
             return None
         rows, topic = block
@@ -218,9 +218,9 @@ class TaskRows:
 
     def rewind(self) -> bool:
         """Go back to the first row; False if some rows are no longer kept."""
-        if self._kept is None:
+        if self._replayed is None:
             return False
-        self._coming, self.count = chain(list(self._kept), self._fresh), 0
+        self._blocks, self.count = chain(list(self._replayed), self._fresh), 0
         return True
 
     def _take_rows(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[_Rows]:
@@ -254,9 +254,9 @@ class TaskRows:
     def _keep(self, topic_rows: _Rows) -> None:
         self._kept_bytes += topic_rows[0].nbytes
         if self._kept_bytes > _MAX_KEPT_BYTES:
-            self._kept = None
-        if self._kept is not None:
-            self._kept.append(topic_rows)
+            self._replayed = None
+        if self._replayed is not None:
+            self._replayed.append(topic_rows)
 
 
 def find_cti_source(cti_from: str | None, names: Sequence[str], *, wants_marks: bool) -> str | None:

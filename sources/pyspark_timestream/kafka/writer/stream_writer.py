@@ -114,7 +114,7 @@ class QueryRun:
 
 
 @dataclass(slots=True)
-class _Opened:
+class _OpenProducer:
     """A producer of marks, and its last entry."""
 
     run_id: str
@@ -126,7 +126,7 @@ class BatchCommits:
     """Does the driver's part of batches, in one of its processes; for one thread."""
 
     def __init__(self) -> None:
-        self._opened: dict[tuple[Any, ...], _Opened] = {}
+        self._producers: dict[tuple[Any, ...], _OpenProducer] = {}
         self._checked: dict[tuple[Any, ...], str] = {}
 
     def check_tasks(
@@ -144,8 +144,8 @@ class BatchCommits:
 
         readings = repeat(lambda: read_entries(options.client, options.topic, find_task))
         entries = {task: Entry.decode(*entry) for task, entry in readings.items()}
-        noted = {task: entry for task, entry in entries.items() if entry is not None}
-        check_other_tasks(noted, batch, with_rows)
+        noted_entries = {task: entry for task, entry in entries.items() if entry is not None}
+        check_other_tasks(noted_entries, batch, with_rows)
         self._checked[key] = run.run_id
 
     def write_mark(
@@ -164,46 +164,47 @@ class BatchCommits:
         owner = Owner.of(options, run.query_id, MARKS)
         key = _key(options, owner)
         try:
-            opened, is_new = self._open(options, run, owner)
-            if is_written(opened.last, batch, owner):
+            producer, is_new = self._open(options, run, owner)
+            if is_written(producer.last, batch, owner):
                 return
-            last_us = opened.last.mark_us if opened.last else None
+            last_us = producer.last.mark_us if producer.last else None
             if last_us is None or mark_us > last_us:
                 assert options.writer is not None
                 writer = Writer(options.writer, options.header)
                 is_final = mark_us == FINAL_US
                 headers = writer.close_mark(mark_us) if is_final else writer.mark(mark_us)
-                _write_entry(opened, headers, Entry(batch, mark_us=mark_us))
+                _write_entry(producer, headers, Entry(batch, mark_us=mark_us))
                 _LOG.debug("batch %d: mark %s", batch, format_instant(mark_us))
             elif is_new:
                 # Write an entry: it shows other processes that their producers are fenced.
-                assert opened.last is not None
-                _write_entry(opened, None, Entry(batch, mark_us=opened.last.mark_us))
+                assert producer.last is not None
+                _write_entry(producer, None, Entry(batch, mark_us=producer.last.mark_us))
         except BaseException:
             self._close(key)
             raise
 
     def _open(
         self, options: KafkaWriteOptions, run: QueryRun, owner: Owner
-    ) -> tuple[_Opened, bool]:
+    ) -> tuple[_OpenProducer, bool]:
         """Return the producer of the query's marks, and whether it is new."""
         key = _key(options, owner)
-        opened = self._opened.get(key)
+        producer = self._producers.get(key)
         if (
-            opened is not None
-            and opened.run_id == run.run_id
-            and Entry.decode(*opened.transaction.read_entry()) == opened.last
+            producer is not None
+            and producer.run_id == run.run_id
+            and Entry.decode(*producer.transaction.read_entry()) == producer.last
         ):
-            return opened, False
+            return producer, False
         self._close(key)
-        opened = self._opened[key] = _Opened(run.run_id, _open_transaction(options, owner), None)
-        opened.last = Entry.decode(*opened.transaction.read_entry())
-        return opened, True
+        transaction = _open_transaction(options, owner)
+        producer = self._producers[key] = _OpenProducer(run.run_id, transaction, None)
+        producer.last = Entry.decode(*producer.transaction.read_entry())
+        return producer, True
 
     def _close(self, key: tuple[Any, ...]) -> None:
-        opened = self._opened.pop(key, None)
-        if opened is not None:
-            opened.transaction.close()
+        producer = self._producers.pop(key, None)
+        if producer is not None:
+            producer.transaction.close()
 
 
 def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True) -> T:
@@ -229,12 +230,12 @@ def _open_transaction(options: KafkaWriteOptions, owner: Owner) -> BatchTransact
     return BatchTransaction(options.client, options.topic, owner.transactional_id, owner.group)
 
 
-def _write_entry(opened: _Opened, headers: Headers | None, entry: Entry) -> None:
-    with opened.transaction.open():
+def _write_entry(producer: _OpenProducer, headers: Headers | None, entry: Entry) -> None:
+    with producer.transaction.open():
         if headers is not None:
-            opened.transaction.send_marks(headers)
-        opened.transaction.commit(*entry.encode())
-    opened.last = entry
+            producer.transaction.send_marks(headers)
+        producer.transaction.commit(*entry.encode())
+    producer.last = entry
 
 
 _COMMITS: Final = BatchCommits()

@@ -168,20 +168,20 @@ class Cursors:
 
     def read_index(self, size: int) -> Longs:
         """Read n indices below `size`; an index outside breaks its row and becomes 0."""
-        chosen = self.read_ints()
-        outside = (chosen < 0) | (chosen >= size)
+        indexes = self.read_ints()
+        outside = (indexes < 0) | (indexes >= size)
         if outside.any():
             self.broken |= outside
-            chosen = np.where(outside, 0, chosen)
-        return chosen
+            indexes = np.where(outside, 0, indexes)
+        return indexes
 
     def read_booleans(self) -> Mask:
         """Read n bytes that are 0 or 1."""
         values = self._bytes[self.positions]
         self.broken |= values > 1
         self._advance(1)
-        chosen: Mask = values == 1
-        return chosen
+        truth: Mask = values == 1
+        return truth
 
     def read_floats(self, size: int) -> npt.NDArray[np.floating]:
         """Read n floats of `size` bytes: 4 for a float, 8 for a double."""
@@ -289,17 +289,17 @@ def read_block(step: Step, cursors: Cursors) -> Converted:
 
 
 def _read_union(step: Union, cursors: Cursors) -> Converted:
-    chosen = cursors.read_index(len(step.branches))
-    if len(cursors) and not cursors.broken.any() and (chosen == chosen[0]).all():
-        return read_block(step.branches[chosen[0]], cursors)
-    chosen[cursors.broken] = -1
+    branches = cursors.read_index(len(step.branches))
+    if len(cursors) and not cursors.broken.any() and (branches == branches[0]).all():
+        return read_block(step.branches[branches[0]], cursors)
+    branches[cursors.broken] = -1
     by_branch: dict[int, Converted] = {}
-    for branch in np.unique(chosen[chosen >= 0]).tolist():
-        rows = np.flatnonzero(chosen == branch)
+    for branch in np.unique(branches[branches >= 0]).tolist():
+        rows = np.flatnonzero(branches == branch)
         some = cursors.select(rows)
         by_branch[branch] = read_block(step.branches[branch], some)
         cursors.update(rows, some)
-    return _SKIPPED if step.type is None else step.join(chosen, by_branch)
+    return _SKIPPED if step.type is None else step.join(branches, by_branch)
 
 
 def _read_scalar(step: Scalar, cursors: Cursors) -> Converted:
@@ -331,8 +331,8 @@ def _read_wire(step: Scalar, cursors: Cursors) -> Wire | None:
         case "double":
             return cursors.read_floats(8)
         case "enum":
-            chosen = cursors.read_index(len(step.symbols))
-            return None if step.type is None else pa.array(chosen, mask=cursors.broken)
+            indexes = cursors.read_index(len(step.symbols))
+            return None if step.type is None else pa.array(indexes, mask=cursors.broken)
     starts, stops = cursors.pass_fixed(step.size) if step.kind == "fixed" else cursors.pass_bytes()
     return None if step.type is None else cursors.slice_bytes(starts, stops)
 

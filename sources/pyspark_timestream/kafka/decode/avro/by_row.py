@@ -1,10 +1,10 @@
 """Reads Avro payloads into columns: by blocks, or one by one where that does not pay.
 
 Payloads are grouped by their writer's schema, decoded, cast, and put back in order. `by_block`
-reads the payloads of one writer together in columns. Where it cannot, or does not pay (types that
-contain themselves, long arrays, small blocks), they are read one by one: each plan's steps are
-turned into functions once, a function appends the wire values of its step to a list, and the lists
-become columns together. The results are the same (semantics 13.6 and 13.9).
+reads the payloads of one writer together in columns. If it cannot, or does not pay (types that
+contain themselves, long arrays, small blocks), this module reads them one by one. It turns each
+plan's steps into functions once; a function appends the wire values of its step to a list, and the
+lists become columns together. The results are the same (semantics 13.6 and 13.9).
 """
 
 import functools
@@ -97,10 +97,10 @@ class _Row:
         return self._read_varint(_INT_BYTES, 2**31)
 
     def read_index(self, size: int) -> int:
-        chosen = self.read_int()
-        if not 0 <= chosen < size:
+        index = self.read_int()
+        if not 0 <= index < size:
             raise ValueError("an index is out of range")
-        return chosen
+        return index
 
     def take(self, length: int) -> bytes:
         if not 0 <= length <= len(self.data) - self.position:
@@ -217,10 +217,10 @@ class RowReader:
         readers = [self._build(branch) for branch in step.branches]
 
         def read(row: _Row) -> None:
-            chosen = row.read_index(len(readers))
+            index = row.read_index(len(readers))
             if column is not None:
-                row.columns[column].append(chosen)
-            readers[chosen](row)
+                row.columns[column].append(index)
+            readers[index](row)
 
         return read
 
@@ -283,11 +283,11 @@ def _build_column(step: Step, lists: Iterator[list[Any]], rows: int) -> Converte
                 rows, {child: _build_column(field, lists, rows) for field, child in placed}
             )
         case Union():
-            chosen = np.array(next(lists), np.int64)
-            counts = np.bincount(chosen, minlength=len(step.branches)).tolist()
+            branch_indexes = np.array(next(lists), np.int64)
+            counts = np.bincount(branch_indexes, minlength=len(step.branches)).tolist()
             branches = zip(step.branches, counts, strict=True)
             columns = [_build_column(branch, lists, count) for branch, count in branches]
-            return step.join(chosen, dict(enumerate(columns)))
+            return step.join(branch_indexes, dict(enumerate(columns)))
         case Repeated():
             lengths = np.array(next(lists), np.int64)
             keys = [keep(pa.array(next(lists), pa.string()))] if step.keyed else []
@@ -325,7 +325,7 @@ def read_avro(
     *,
     newer: tuple[AvroReader, ...] = (),
 ) -> DecodedBlock:
-    """Read n Avro payloads, of which some are null; `check_avro_columns` accepted the fields.
+    """Read n Avro payloads, some of them null; `check_avro_columns` accepted the fields.
 
     `schema_ids` name the schema of each payload, given as JSON in `writers`; null where the payload
     is not to be read. None: `reader` wrote them all. Writers' schemas that `reader` cannot read are
@@ -390,9 +390,9 @@ def _find_names(
     if not isinstance(root, list):
         return [find_name(root)], np.zeros(len(bodies), np.int64)
     cursors = Cursors.of(bodies)
-    chosen = cursors.read_index(len(root))
+    branch_indexes = cursors.read_index(len(root))
     return [find_name(parsed.look_up(branch)) for branch in root], np.where(
-        cursors.broken, -1, chosen
+        cursors.broken, -1, branch_indexes
     )
 
 

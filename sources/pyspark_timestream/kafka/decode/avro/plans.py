@@ -165,14 +165,14 @@ class Union:
     branches: tuple["Step", ...]
     type: pa.DataType | None = None
 
-    def join(self, chosen: Longs, branches: Mapping[int, Converted]) -> Converted:
-        """Put the values of `branches` in the order of n `chosen` branches; -1 becomes null."""
-        order = np.full(len(chosen), -1, np.int64)
+    def join(self, branch_indexes: Longs, branches: Mapping[int, Converted]) -> Converted:
+        """Put the values of `branches` in the order of n `branch_indexes`; -1 becomes null."""
+        order = np.full(len(branch_indexes), -1, np.int64)
         total = 0
         for branch, values in branches.items():
-            if len(values.column) == len(chosen):
+            if len(values.column) == len(branch_indexes):
                 return values
-            rows = np.flatnonzero(chosen == branch)
+            rows = np.flatnonzero(branch_indexes == branch)
             order[rows] = np.arange(total, total + len(rows))
             total += len(rows)
         return join_converted(list(branches.values()), order, self.type)
@@ -285,13 +285,11 @@ def _drop_repeated_keys(
         return built
     first = np.unique(pairs, return_index=True)[1]
     last = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
-    chosen = last[np.argsort(first)]
-    chosen_entries = [keep(entry.column.take(pa.array(chosen))) for entry in entries]
-    chosen_lengths = np.bincount(owners[chosen], minlength=len(lengths))
+    last_rows = last[np.argsort(first)]
+    last_entries = [keep(entry.column.take(pa.array(last_rows))) for entry in entries]
+    new_lengths = np.bincount(owners[last_rows], minlength=len(lengths))
     absent = to_mask(built.column.is_null())
-    return Converted(
-        build_repeated(target, chosen_entries, chosen_lengths, absent).column, built.bad
-    )
+    return Converted(build_repeated(target, last_entries, new_lengths, absent).column, built.bad)
 
 
 _PROMOTIONS: Final = {

@@ -205,7 +205,7 @@ def _is_logical(schema: dict[str, Any]) -> bool:
 
 
 def _check_names(names: Mapping[str, Schema]) -> None:
-    """Check what fastavro does not: sizes, and that names are texts and those of fields differ."""
+    """Check sizes, that names are texts, and that fields differ in name; fastavro does not."""
     for name, schema in names.items():
         size = schema.get("size", 0)
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:

@@ -166,9 +166,11 @@ def scan_block(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None
     bounds = np.frombuffer(starts, np.int32)[values.offset :]
     text_bytes = int(bounds[n]) - int(bounds[0])
     columns = {path: _Column(field, n, text_bytes) for path, field in plan.fields.items()}
-    described = [column.describe(plan.describe_location(path)) for path, column in columns.items()]
-    described += [_Field(kind=_OBJECT, **plan.describe_location(path)) for path in plan.objects]
-    structs = (_Field * len(described))(*described)
+    field_structs = [
+        column.describe(plan.describe_location(path)) for path, column in columns.items()
+    ]
+    field_structs += [_Field(kind=_OBJECT, **plan.describe_location(path)) for path in plan.objects]
+    structs = (_Field * len(field_structs))(*field_structs)
     present = values.buffers()[0] if values.null_count else None
     unscanned = np.empty(n, np.bool_)
     unscanned_count = scan(

@@ -383,8 +383,8 @@ def _join_pieces(pieces: pa.Array) -> pa.Array:
     _, ends, data = items.buffers()
     offsets = np.frombuffer(ends, np.int32)[items.offset :] if ends else np.zeros(1, np.int32)
     buffers = [None, pa.py_buffer(offsets[bounds].copy()), data or pa.py_buffer(b"")]
-    joined = pa.BinaryArray.from_buffers(pa.binary(), len(pieces), buffers)
-    return pc.if_else(pa.array(np.diff(bounds) > 0), joined, None)
+    messages = pa.BinaryArray.from_buffers(pa.binary(), len(pieces), buffers)
+    return pc.if_else(pa.array(np.diff(bounds) > 0), messages, None)
 
 
 def _plan_struct(field: Any, target: pa.StructType) -> Plan:
@@ -524,25 +524,25 @@ class _Describer:
 
     def _add_message(self, message: Any, tree: Tree) -> str:
         """Add `message` with the fields of `tree`, and return the name of its type."""
-        described = self._file.message_type.add(name=f"M{len(self._file.message_type)}")
+        descriptor = self._file.message_type.add(name=f"M{len(self._file.message_type)}")
         oneofs: set[str] = set()
         for name, inner in tree.items():
             field = message.fields_by_name[name]
             oneof = field.containing_oneof
             if not self._exact or oneof is None or len(oneof.fields) == 1:
-                self._add_field(described, field, inner)
+                self._add_field(descriptor, field, inner)
             elif oneof.name not in oneofs:
                 oneofs.add(oneof.name)
-                described.oneof_decl.add(name=f"o{len(oneofs)}")
+                descriptor.oneof_decl.add(name=f"o{len(oneofs)}")
                 for member in oneof.fields:
-                    described_member = self._add_field(described, member, tree.get(member.name))
-                    described_member.oneof_index = len(oneofs) - 1
-        return f".{_PACKAGE}.{described.name}"
+                    member_field = self._add_field(descriptor, member, tree.get(member.name))
+                    member_field.oneof_index = len(oneofs) - 1
+        return f".{_PACKAGE}.{descriptor.name}"
 
     def _add_field(self, message: Any, field: Any, tree: Tree | None) -> Any:
         types = self._types
         in_pieces = tree is None and comes_in_pieces(field)
-        described = message.field.add(
+        descriptor = message.field.add(
             name=name_field(field),
             number=field.number,
             label=types.LABEL_REPEATED if field.is_repeated or in_pieces else types.LABEL_OPTIONAL,
@@ -553,17 +553,17 @@ class _Describer:
             # A closed enum ignores unknown numbers, so its values have to be known.
             scope = self._file.message_type.add(name=f"E{len(self._file.message_type)}")
             field.enum_type.CopyToProto(scope.enum_type.add())
-            described.type = types.TYPE_ENUM
-            described.type_name = f".{_PACKAGE}.{scope.name}.{scope.enum_type[0].name}"
+            descriptor.type = types.TYPE_ENUM
+            descriptor.type_name = f".{_PACKAGE}.{scope.name}.{scope.enum_type[0].name}"
         elif self._exact and tree is not None and is_map_entry(field.message_type):
-            described.type_name = self._add_entry(message, field, tree)
+            descriptor.type_name = self._add_entry(message, field, tree)
         elif tree is not None:
-            described.type_name = self._add_message(field.message_type, tree)
+            descriptor.type_name = self._add_message(field.message_type, tree)
         elif not self._exact and field.has_presence and not field.is_repeated and not in_pieces:
-            described.proto3_optional = True
-            described.oneof_index = len(message.oneof_decl)
-            message.oneof_decl.add(name=f"_{described.name}")
-        return described
+            descriptor.proto3_optional = True
+            descriptor.oneof_index = len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_{descriptor.name}")
+        return descriptor
 
     def _add_entry(self, message: Any, field: Any, tree: Tree) -> str:
         """Add the type of a map's entries, so that the last of equal keys counts."""
@@ -657,12 +657,12 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, columns: list[pa.Array
     def check(start: int, stop: int) -> None:
         reader.block_class.FromString(data[bounds[start] : bounds[stop]])
 
-    _, refused = _isolate(len(messages), check, import_libraries().DecodeError)
-    fine[refused] = False
+    _, bad_rows = _isolate(len(messages), check, import_libraries().DecodeError)
+    fine[bad_rows] = False
     if reader.handler is None:
         return fine
     good = np.flatnonzero(fine)
-    if refused:
+    if bad_rows:
         data, bounds = _select(data, bounds, good)
 
     def convert(start: int, stop: int) -> pa.Array:
@@ -723,8 +723,8 @@ def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
 def _select(data: memoryview, bounds: Longs, rows: Longs) -> tuple[memoryview, Longs]:
     """Keep only `rows` (increasing) of the rows in `data`."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
-    joined = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)
-    return memoryview(joined), np.concatenate(([0], np.cumsum(np.diff(bounds)[rows])))
+    content = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)
+    return memoryview(content), np.concatenate(([0], np.cumsum(np.diff(bounds)[rows])))
 
 
 def _convert(reader: BlockReader, data: memoryview, rows: int) -> pa.Array:

@@ -164,11 +164,11 @@ def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
     names, messages = [file.package] if file.package else [], file.message_type
     for index in indexes:
         # Writers count in the text of a schema, which has no messages for entries of maps.
-        counted = [message for message in messages if not message.options.map_entry]
-        if not 0 <= index < len(counted):
+        candidates = [message for message in messages if not message.options.map_entry]
+        if not 0 <= index < len(candidates):
             return None
-        names.append(counted[index].name)
-        messages = counted[index].nested_type
+        names.append(candidates[index].name)
+        messages = candidates[index].nested_type
     return ".".join(names)
 
 
