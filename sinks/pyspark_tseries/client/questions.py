@@ -96,7 +96,7 @@ class BucketQuery:
         return dataclasses.replace(self, named={**self.named, **aggregates})
 
     def by(self, tag: str) -> "BucketQuery":
-        """Group by the values of a column in place of the series; a null is a value, too.
+        """Group by the values of a column instead of the series; a null is also a value.
 
         Memory holds the buckets of all values at once.
         """
@@ -716,7 +716,7 @@ class Questions(ABC):
     def refresh(self, connection: "duckdb.DuckDBPyConnection") -> None:
         """Let the views of a connection of `connect`, or of any other DuckDB, show the last commit.
 
-        Relations of the connection that have not run yet show it, too.
+        Relations of the connection that have not run yet also show it.
 
         Raises:
             InvalidQuery: `connection` is not a connection.

@@ -93,7 +93,7 @@ class Chart:
         return _render_png(self.to_svg(), scale)
 
     def save(self, path: str | os.PathLike[str], scale: float = 2.0) -> None:
-        """Write the chart to a file, whose name ends with `.svg` or `.png`; `scale` is of PNG.
+        """Write the chart to a file named `*.svg` or `*.png`; `scale` is of PNG.
 
         Raises:
             InvalidQuery: the name ends otherwise; or as `to_png`.

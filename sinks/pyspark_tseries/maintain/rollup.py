@@ -502,7 +502,7 @@ class _RollupRun:
         return dict(zip((names[row] for row in rows.tolist()), ends, strict=True))
 
     def _add_by_cti(self, touched: set[str]) -> list[str]:
-        """Return the touched series, and those whose newest bucket the CTI has completed."""
+        """Return the touched series, and the series with a newest bucket that the CTI completes."""
         ctis = self._snapshot.metadata.ctis
         assert self._since is not None
         before, now = ctis.cti_at(self._since.number), ctis.store_us

@@ -80,7 +80,7 @@ class StagedTask(WriterCommitMessage):
     """A task's rows, its partition of the input, and its query.
 
     `schema` is the schema of the rows; the store may have got more columns since. `cti_us` is the
-    greatest of the task's CTIs. `digest` is the digest of the rows, None if nobody compares it.
+    greatest of the task's CTIs. `digest` is the digest of the rows, None if it is not compared.
     """
 
     partition: int

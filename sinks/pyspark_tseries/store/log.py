@@ -486,7 +486,7 @@ class Log:
             self._checked = self._synced = self._verified = self._transactions_version = -1
             self._own_entry = self._last_checkpoint = None
             self._forget_table()
-            self.proven = {}  # Whoever is searching the log that is gone keeps the other one.
+            self.proven = {}  # A search of the log that is gone keeps the other dictionary.
         if self._version != self._table.version():
             self._version = int(self._table.version())
             self._forget_table()

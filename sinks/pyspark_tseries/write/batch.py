@@ -347,7 +347,7 @@ class Batch:
         cti_us: the CTI of the writer once the batch is stored; None if it gives none.
         joins: True if this batch registers its query as a writer, even if it appends nothing.
         is_correction: True if its originals may lie before the store's CTI; then the batch makes
-            nobody a writer.
+            no one a writer.
         digest: the digest of its rows, from `digest_rows`; None skips the comparison with the rows
             that the store has for the same token.
         future: the limit of how far a timestamp may be ahead of the commit.
