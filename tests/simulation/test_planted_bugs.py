@@ -260,13 +260,13 @@ def rows_are_committed_without_their_note(patch: Patch) -> None:
 @bug(of=TopicWorld)
 def an_old_attempt_is_not_fenced(patch: Patch) -> None:
     numbers = itertools.count()
-    real = stream_writer._open_place
+    real = stream_writer._open_transaction
 
     def open_place(options: Any, place: Any) -> Any:
         name = f"{place.transactional_id}/{next(numbers)}"
         return real(options, replace(place, transactional_id=name))
 
-    patch.setattr(stream_writer, "_open_place", open_place)
+    patch.setattr(stream_writer, "_open_transaction", open_place)
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -85,7 +85,7 @@ def _patch_kafka(patch: pytest.MonkeyPatch, chance: Chance, cluster: Cluster) ->
         range_reader.RangeReader.__init__,
         create_consumer=lambda options, settings, log: SimulatedConsumer(cluster, settings),
     )
-    pool = consumer.Pool(most=4, idle_s=300, now_s=chance.monotonic)
+    pool = consumer.Pool(max_idle=4, idle_s=300, now_s=chance.monotonic)
     _set_defaults(patch, range_reader.acquire_reader, pool=pool)
     patch.setattr(driver, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(reader, "ThreadPoolExecutor", lambda *_: Beside(chance))
