@@ -13,7 +13,7 @@ import pytest
 from broker import Broker, Record
 from handed_blocks import block_manager, list_blocks
 from harness import JOBS
-from kafka_query import Stream, event
+from kafka_query import Stream, event, write_rows
 from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.skipif(
@@ -29,7 +29,7 @@ def run_and_count(made: Stream, **options: Any) -> int:
     handed: set[str] = set()
 
     def keep(batch: DataFrame, number: int) -> None:
-        batch.write.mode("overwrite").parquet(str(made.place / f"rows/batch={number:06d}"))
+        write_rows(batch, made.place / f"rows/batch={number:06d}")
         handed.update(str(block) for block in list_blocks(made.spark))
 
     before = {str(block) for block in list_blocks(made.spark)}

@@ -44,6 +44,7 @@ def connect_server(directory: Path, **settings: str) -> Iterator[ConnectServer]:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.unix.domain.socket.enabled": "true",
+        "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
