@@ -192,7 +192,7 @@ def test_quiet_topic_on_a_cluster_follows_the_clock_and_judges_by_it(ran: Ran) -
 
 
 def read_rows(place: Path) -> list[dict[str, Any]]:
-    """The rows of a batch; their times have no zone, and are UTC."""
+    """The rows of a batch, with their times in UTC."""
     table = pq.read_table(place)
     zoned = [
         each.with_type(pa.timestamp("us", "UTC")) if pa.types.is_timestamp(each.type) else each
