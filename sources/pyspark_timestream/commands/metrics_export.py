@@ -7,7 +7,7 @@ them is asked again, so that a collection shows the numbers of one moment.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ from pyspark_timestream.commands.watch.live import LiveQueries
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.core.serving import Answer, PageServer
 from pyspark_timestream.errors import MissingExtra
-from pyspark_timestream.kafka.diagnosis.history import Batch, read_progress
+from pyspark_timestream.kafka.diagnosis.history import read_progress
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -184,14 +184,19 @@ class TimeMetrics(StreamingQueryListener):
         self._page = LiveQueries(_read_clock, keep_us) if page else None
         self._state = MetricsState(max_partitions, keep_us)
         self._warned = set[str]()
-        # Compare by identity, because a provider may be false by its own rules.
-        if opentelemetry is not False and opentelemetry is not None:
-            provider = None if opentelemetry is True else opentelemetry
-            register_instruments(self._take_samples, provider)
         self._server = (
             None if port is None else PageServer(host, port, self._answer, _PAGES, _OPTION)
         )
         self.port = None if self._server is None else self._server.port
+        # Compare by identity, because a provider may be false by its own rules.
+        if opentelemetry is not False and opentelemetry is not None:
+            provider = None if opentelemetry is True else opentelemetry
+            # After the port, which may be taken: nothing takes instruments back.
+            try:
+                register_instruments(self._take_samples, provider)
+            except BaseException:
+                self.close()
+                raise
 
     def text(self) -> str:
         """Return the Prometheus page of this moment, in text exposition format 0.0.4."""
@@ -226,8 +231,7 @@ class TimeMetrics(StreamingQueryListener):
                 state = record_failure(state)
                 state = record_progress(state, progress, now_us, batch=batch, explains=False)
             self._warn_of_limit(state)
-            self._show(progress, batch)
-            return state
+            return self._show(state, lambda page: page.add(progress, batch))
 
         self._update(record)
 
@@ -239,9 +243,9 @@ class TimeMetrics(StreamingQueryListener):
         """Note that a query has ended; forget it a while later."""
 
         def record(state: MetricsState) -> MetricsState:
-            if self._page is not None:
-                self._page.end(_identify(event)[0])
-            return record_end(state, *_identify(event), _read_clock())
+            query, run = _identify(event)
+            state = record_end(state, query, run, _read_clock())
+            return self._show(state, lambda page: page.end(query))
 
         self._update(record)
 
@@ -249,12 +253,15 @@ class TimeMetrics(StreamingQueryListener):
         name = getattr(event, "name", None)
         self._update(lambda state: record_start(state, *_identify(event), name, _read_clock()))
 
-    def _show(self, progress: Mapping[str, Any], batch: Batch) -> None:
+    def _show(self, state: MetricsState, change: Callable[[LiveQueries], None]) -> MetricsState:
+        """Change the live page; return the state, in which a failure of the page counts."""
         try:
             if self._page is not None:
-                self._page.add(progress, batch)
+                change(self._page)
         except Exception as error:
-            self._warn("a batch for the live page", error)
+            self._warn("an event for the live page", error)
+            return record_failure(state)
+        return state
 
     def _take_samples(self) -> list[Sample]:
         return list(list_samples(self._state, _read_clock()))

@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import sys
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from timestream.progress_events import event, offset_of, parse_page, values
 
 from pyspark_timestream.commands.metrics_export import TimeMetrics
 from pyspark_timestream.core.serving import PageServer
+from pyspark_timestream.errors import MissingExtra
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 
 ID, RUN = UUID(int=1), UUID(int=2)
@@ -86,6 +88,29 @@ def test_garbage_is_logged_once_and_counted(garbage, caplog):
     told = [each for each in caplog.records if "could not read an event" in each.message]
     assert len(told) == 1
     assert values(page, "timestream_query_active") == [1]
+
+
+@pytest.mark.parametrize("method", ["add", "end"])
+def test_a_live_page_that_fails_is_logged_once_and_counted_and_costs_no_number(
+    method, caplog, monkeypatch
+):
+    def fail(*_):
+        raise RuntimeError("no page")
+
+    metrics = TimeMetrics(port=0, page=True)
+    monkeypatch.setattr(type(metrics._page), method, fail)
+    try:
+        metrics.onQueryStarted(started())
+        for number in range(2):
+            metrics.onQueryProgress(progress(offset_of([share(state(1))], number), batch=number))
+            metrics.onQueryTerminated(started())
+    finally:
+        metrics.close()
+    page = parse_page(metrics.text())
+    assert values(page, "timestream_listener_failures_total") == [2]
+    assert values(page, "timestream_partition_events_total") == [20]
+    assert values(page, "timestream_query_active") == [0]
+    assert len([each for each in caplog.records if "for the live page" in each.message]) == 1
 
 
 def test_offset_of_newer_code_costs_the_findings_alone(caplog):
@@ -160,6 +185,26 @@ def test_port_that_is_taken_is_told_with_the_next_step(served):
         TimeMetrics(port=served.port)
     with pytest.raises(OSError, match="port 70000"):
         TimeMetrics(port=70_000)
+
+
+def test_a_listener_that_gets_no_port_leaves_no_instruments(served):
+    class Provider:
+        def get_meter(self, *_, **__):
+            raise AssertionError("instruments are made before the port is there")
+
+    with pytest.raises(OSError, match="next step: pass another one"):
+        TimeMetrics(port=served.port, opentelemetry=Provider())
+
+
+def test_a_listener_without_opentelemetry_frees_its_port(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "opentelemetry", None)
+        with pytest.raises(MissingExtra):
+            TimeMetrics(port=port, opentelemetry=True)
+    TimeMetrics(port=port).close()
 
 
 def test_closed_server_frees_its_port():
