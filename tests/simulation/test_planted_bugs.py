@@ -116,26 +116,26 @@ def the_counter_of_the_clock_is_not_persisted(patch: Patch) -> None:
 
 @bug()
 def a_moment_without_a_leader_counts_as_a_loss(patch: Patch) -> None:
-    patch.setattr(trackers.RunEnds, "wait_for", lambda self, places: self.get())
+    patch.setattr(trackers.RunEnds, "wait_for", lambda self, places: self.request_ends())
 
 
 @bug(20)
 def a_first_batch_takes_what_is_there(patch: Patch) -> None:
-    def find_first(self: Any) -> Any:
-        ends = self.get(fresh=not self.is_bounded)
+    def find_first_ranges(self: Any) -> Any:
+        ends = self.request_ends(fresh=not self.is_bounded)
         return self._get_broker().earliest(ends), ends
 
-    patch.setattr(trackers.RunEnds, "find_first", find_first)
+    patch.setattr(trackers.RunEnds, "find_first_ranges", find_first_ranges)
 
 
 @bug(20)
 def a_slow_answer_shows_that_a_partition_is_gone(patch: Patch) -> None:
     def wait_for(self: Any, places: Any) -> Any:
-        ends = self.get()
+        ends = self.request_ends()
         deadline = time.monotonic() + 5
         while not self.reaches(places) and time.monotonic() < deadline:
             time.sleep(0.5)
-            ends = self.get(fresh=True)
+            ends = self.request_ends(fresh=True)
         return ends
 
     patch.setattr(trackers.RunEnds, "wait_for", wait_for)
@@ -253,8 +253,8 @@ def a_batch_that_is_noted_is_written_again(patch: Patch) -> None:
 
 @bug(of=TopicWorld)
 def rows_are_committed_without_their_note(patch: Patch) -> None:
-    real = transactions.Transaction.commit
-    patch.setattr(transactions.Transaction, "commit", lambda self, *note: real(self))
+    real = transactions.ProducerTransactions.commit
+    patch.setattr(transactions.ProducerTransactions, "commit", lambda self, *note: real(self))
 
 
 @bug(of=TopicWorld)

@@ -342,7 +342,7 @@ def _parse(option: str, text: str, accepts: str) -> int:
         raise OptionError(option, problem, accepts, "correct it") from error
 
 
-_FEW: Final = 0.001
+_SMALL_LATE_SHARE: Final = 0.001
 """The second recommendation allows a smaller share of late events than this."""
 
 _DURATION: Final = pa.duration("us")
@@ -419,7 +419,9 @@ class Lateness:
 
     def find_nearly_lossless(self) -> DelayResult | None:
         """Return the smallest delay with late events, but fewer than 0.1 %; None without one."""
-        return next((delay for delay in self.delays if 0 < delay.late_share < _FEW), None)
+        return next(
+            (delay for delay in self.delays if 0 < delay.late_share < _SMALL_LATE_SHARE), None
+        )
 
 
 def build_table(report: Lateness) -> pa.Table:

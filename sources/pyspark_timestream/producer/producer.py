@@ -28,7 +28,7 @@ from pyspark_timestream.errors import DeliveryFailed, OptionError, compose_messa
 from pyspark_timestream.kafka.client.bounded import GRACE_S, CallAbandoned
 from pyspark_timestream.kafka.client.errors import ClientLog, FailureKind, error_text
 from pyspark_timestream.producer.marks import Headers, Writer, parse_mark_time, require_idempotence
-from pyspark_timestream.producer.transactions import Requests, Transaction
+from pyspark_timestream.producer.transactions import ProducerTransactions, Requests
 
 _RECENT_FAILURES_S: Final = 60.0
 """Messages quote brokers' failures that are no older than this."""
@@ -254,7 +254,7 @@ class PunctuatedProducer:
         # Callbacks run in the threads that make the client's calls.
         self._client.wrap = self._lock.lend
         self._delivery_limit_s = _read_delivery_limit_s(config, self.limits.grace_s)
-        self._transaction = Transaction(self._client, self._requests)
+        self._transactions = ProducerTransactions(self._client, self._requests)
         self._ended = threading.Event()
         self._clock: threading.Thread | None = None
         if auto_note_time is not None:
@@ -415,18 +415,18 @@ class PunctuatedProducer:
                 self.flush()
                 self._mark(self._writer.mark(at_us))
             self.flush()
-            if self._transaction.is_open:
-                self._transaction.commit()
+            if self._transactions.is_open:
+                self._transactions.commit()
             self._last_us = self._last_us if at_us is None else at_us
 
     def _begin(self) -> None:
-        if self._transactional and not self._transaction.is_open:
-            self._transaction.begin()
+        if self._transactional and not self._transactions.is_open:
+            self._transactions.begin()
 
     def abort(self) -> None:
         """Discard everything produced since the last commit."""
         with self._lock.exclusive():
-            self._transaction.abort()
+            self._transactions.abort()
             # The client reports unsent records as failed, but we gave them up on purpose.
             self._reports.clear_failure()
 
@@ -443,7 +443,7 @@ class PunctuatedProducer:
         with self._lock.exclusive():
             if self._closed:
                 return
-            if self._transaction.is_open:
+            if self._transactions.is_open:
                 raise RuntimeError(
                     compose_message(
                         "close() with an open transaction", next_step="commit() or abort() it first"
@@ -455,7 +455,7 @@ class PunctuatedProducer:
                 self._mark(self._writer.close_mark(self._last_us))
                 self.flush()
                 if self._transactional:
-                    self._transaction.commit()
+                    self._transactions.commit()
             finally:
                 self._closed = True
                 self._client.close()
@@ -475,7 +475,7 @@ class PunctuatedProducer:
         self._stop_clock()
         with self._lock.exclusive():
             try:
-                if self._transaction.is_open:
+                if self._transactions.is_open:
                     self.abort()
                 # A callback that produces now would begin another transaction.
                 self._closed = self._transactional
@@ -533,7 +533,7 @@ class PunctuatedProducer:
             )
         if self._transactional:
             return "abort() and produce it again; after a fatal error, with a new producer"
-        return "correct what this names, and note the time again"
+        return "fix the problem named above, and note the time again"
 
     def _check_delivery(self, patience: _Patience, waiting: int = 0) -> None:
         if patience.is_over((self._reports.count, waiting)):

@@ -1,10 +1,10 @@
 """The transactions of producers, and batches that commit a note of being written (29.3).
 
-`Transaction` is the protocol: `PunctuatedProducer` and `BatchTransaction` use it, and `Requests`
-repeats its steps. An owner of transactions (a task, or the driver) has a transactional id and a
-consumer group. Opening its transactions ends any that an earlier attempt left open, and prevents
-that attempt from committing later. Only after that do we read the group's committed offset, so it
-states for certain which batch is written.
+`ProducerTransactions` is the protocol: `PunctuatedProducer` and `BatchTransaction` use it, and
+`Requests` repeats its steps. An owner of transactions (a task, or the driver) has a transactional
+id and a consumer group. Opening its transactions ends any that an earlier attempt left open, and
+prevents that attempt from committing later. Only after that do we read the group's committed
+offset, so it states for certain which batch is written.
 """
 
 import time
@@ -155,7 +155,7 @@ class Requests:
         return range(0)
 
 
-class Transaction:
+class ProducerTransactions:
     """The transactions of one producer, one after the other."""
 
     def __init__(self, producer: BoundedClient, requests: Requests) -> None:
@@ -213,7 +213,7 @@ _PRODUCER_ONLY: Final = ("transaction.", "queue.buffering.", "batch.", "partitio
 """The prefixes of settings that clients for reading must not get."""
 
 # The advice for each error code.
-_RIGHTS: Final = {
+_ADVICE_BY_CODE: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user write to the topic and describe it",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "let the user write and describe "
     "transactional ids with the prefix of option 'transactionalIdPrefix'",
@@ -237,8 +237,8 @@ _TOO_SLOW: Final = (
 
 
 def _advise_query(code: int, kind: FailureKind) -> str:
-    otherwise = "look at the brokers" if kind.may_pass else "correct what this names"
-    advice = _TOO_SLOW if kind is FailureKind.FENCED else _RIGHTS.get(code, otherwise)
+    otherwise = "look at the brokers" if kind.may_pass else "fix the problem named above"
+    advice = _TOO_SLOW if kind is FailureKind.FENCED else _ADVICE_BY_CODE.get(code, otherwise)
     return f"{advice}; then start the query again: it goes on with this batch"
 
 
@@ -385,11 +385,11 @@ class BatchTransaction:
         try:
             self._producer = self._requests.open_client(Producer, config)
             self._group = self._requests.open_client(Consumer, reading)
-            self._transaction = Transaction(self._producer, self._requests)
+            self._transactions = ProducerTransactions(self._producer, self._requests)
             # First, because a missing topic would otherwise only show as a record that times out.
             if topic is not None:
                 self._list_partitions(topic)
-            self._transaction.take_id()
+            self._transactions.take_id()
         except BaseException:
             self.close()
             raise
@@ -412,7 +412,7 @@ class BatchTransaction:
         """Begin the transaction of a batch."""
         self._queued_bytes = self._queued = 0
         self._sent_to.clear()
-        self._transaction.begin()
+        self._transactions.begin()
 
     def send(
         self, messages: Sequence[dict[str, Any]], size_bytes: int, topic: str | None = None
@@ -490,7 +490,7 @@ class BatchTransaction:
         """
         entry = TopicPartition(self._topic or self._sent_to[0], 0, offset, metadata)
         group = self._requests.run(self._group.consumer_group_metadata, "find the group")
-        self._transaction.commit(entry, group)
+        self._transactions.commit(entry, group)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -507,7 +507,7 @@ class BatchTransaction:
         # A fenced producer has nothing open. The next producer of the owner, or the broker's
         # timeout, ends anything that another producer leaves open.
         with suppress(DeliveryFailed, BrokerUnreachable):
-            self._transaction.abort(limit_s=0)
+            self._transactions.abort(limit_s=0)
 
     def close(self) -> None:
         """Close the clients."""

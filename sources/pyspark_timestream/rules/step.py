@@ -1,6 +1,7 @@
 """The state machine of one partition (semantics 2.2) and its policies (3), over columns.
 
-Each partition has its own clock: the CTI in force, none at first. For each record, in this order:
+Each partition keeps its own clock, the CTI in force; initially there is none. For each record, in
+this order:
 
 1. Forget the writers that have been silent for too long, which may raise the CTI (4.5).
 2. Compare the event with the CTI in force: it is *late* if its time is strictly before it (3), else
@@ -198,7 +199,7 @@ def _fold(
 ) -> tuple[PartitionState, BlockResult]:
     """Fold a block without regard to the partition's end."""
     times, well_formed, malformed = check_times(events)
-    ahead = _find_ahead(rules, events, times)
+    ahead = _find_beyond_max_future(rules, events, times)
     counts = well_formed if events.is_end is None else well_formed & ~events.is_end
     counted_rows = np.flatnonzero(counts if ahead is None else counts & ~ahead)
     effects, generated = _advance_clock(
@@ -273,13 +274,13 @@ def check_times(events: Events) -> tuple[Instants, Mask, Mask]:
     return times, well_formed & events.present, ~well_formed & events.present
 
 
-def _find_ahead(rules: TimeRules, events: Events, times: Instants) -> Mask | None:
+def _find_beyond_max_future(rules: TimeRules, events: Events, times: Instants) -> Mask | None:
     """Find the records too far after their timestamps (semantics 2.10); None: there is no limit."""
     if rules.max_future_us is None or events.record_us is None:
         return None
-    is_ahead: Mask = times - rules.max_future_us > events.record_us
-    is_ahead &= events.record_us != NEVER
-    return is_ahead
+    is_beyond: Mask = times - rules.max_future_us > events.record_us
+    is_beyond &= events.record_us != NEVER
+    return is_beyond
 
 
 def _advance_clock(
@@ -431,10 +432,10 @@ def _add_clues(
 
 
 def _find_leads(
-    delay_us: int, result: BlockResult, record_us: Instants | None, some: slice
+    delay_us: int, result: BlockResult, record_us: Instants | None, selected: slice
 ) -> Instants:
-    """Return the lead of `some` CTIs; 0 if one has none or no event made it."""
-    index, ctis_us = result.cti_index[some], result.cti_us[some]
+    """Return the leads of the selected CTIs; 0 if one has none or no event made it."""
+    index, ctis_us = result.cti_index[selected], result.cti_us[selected]
     if record_us is None:
         return np.zeros(len(index), dtype=np.int64)
     rows = np.maximum(index, 0)

@@ -328,7 +328,7 @@ _MAX_REFUSED_S: Final = 5.0
 """How long every broker may refuse a login or certificate before the client gives up."""
 
 _DEFAULT_PORT: Final = 9092
-_RIGHTS: Final = {
+_ADVICE_BY_CODE: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user describe and read the topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "let the user read the consumer group",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user describe the cluster",
@@ -392,7 +392,9 @@ def failed_request_error(
     speaker = "the Kafka broker answered" if code > 0 else "the Kafka client says"
     return BrokerUnreachable(
         f"cannot get {target}: {speaker} '{answer}'",
-        next_step=_RIGHTS.get(code, "correct what this names, and start the query again"),
+        next_step=_ADVICE_BY_CODE.get(
+            code, "fix the problem named above, and start the query again"
+        ),
     )
 
 

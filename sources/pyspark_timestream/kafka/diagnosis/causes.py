@@ -41,7 +41,7 @@ from pyspark_timestream.kafka.diagnosis.mistakes import (
     find_lossy_partitions,
     find_mistakes,
     has_malformed,
-    is_far,
+    is_clock_ahead,
     makes_ctis,
     report_far_future,
 )
@@ -132,7 +132,7 @@ def find_warnings(history: History, now_us: int) -> list[Diagnosis]:
 
 def _find_far(moment: BatchRecord) -> frozenset[Partition]:
     return frozenset(
-        partition for partition in moment.offset.partitions if is_far(moment, partition)
+        partition for partition in moment.offset.partitions if is_clock_ahead(moment, partition)
     )
 
 

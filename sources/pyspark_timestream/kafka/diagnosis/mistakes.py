@@ -48,7 +48,7 @@ from pyspark_timestream.kafka.offsets.positions import has_reached, has_stream_e
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
 
-_FEW: Final = 0.01
+_HEALTHY_FRACTION: Final = 0.01
 """A partition with a smaller fraction of late or malformed events counts as healthy."""
 
 _MAX_AHEAD_US: Final = DAY_US
@@ -67,7 +67,7 @@ _MIN_LATE: Final = 10
 
 _READ_LATE: Final = attrgetter(*LATE_COUNTERS)
 
-Count = Callable[[PartitionOffset], int]
+PartitionCounter = Callable[[PartitionOffset], int]
 """A counter of a partition."""
 
 
@@ -97,7 +97,7 @@ def _needs_times(moment: BatchRecord) -> bool:
     return makes_ctis(moment) or moment.settings.get("startTime", "timestamp") != "timestamp"
 
 
-def _count(moment: BatchRecord, counter: Count) -> dict[Partition, int]:
+def _count_by_partition(moment: BatchRecord, counter: PartitionCounter) -> dict[Partition, int]:
     """Return the counts of the partitions, without zeros."""
     partition_offsets = moment.offset.partitions.items()
     return {partition: count for partition, p in partition_offsets if (count := counter(p))}
@@ -109,7 +109,7 @@ def _report_counts(
     counts: Mapping[Partition, int],
     text: str,
     *,
-    counter: Count | None = None,
+    counter: PartitionCounter | None = None,
     advice: str = "",
     holds_back: bool = False,
 ) -> Diagnosis:
@@ -131,7 +131,7 @@ def _report_counts(
         well=frozenset(
             partition
             for partition in partitions
-            if counts[partition] < _FEW * states[partition].events
+            if counts[partition] < _HEALTHY_FRACTION * states[partition].events
         ),
     )
 
@@ -169,7 +169,7 @@ def has_malformed(state: PartitionState, least: float = 0.0) -> bool:
 def _report_unusable(
     kind: Kind,
     history: History,
-    counter: Count,
+    counter: PartitionCounter,
     subject: str,
     advise: Callable[[bool], str],
 ) -> Iterator[Diagnosis]:
@@ -177,7 +177,7 @@ def _report_unusable(
 
     `subject` names them; `advise` gets True if they are most events, or all of a partition.
     """
-    counts, states = _count(history[-1], counter), history[-1].states
+    counts, states = _count_by_partition(history[-1], counter), history[-1].states
     if not counts:
         return
     total, events = sum(counts.values()), sum(state.events for state in states.values())
@@ -263,7 +263,7 @@ def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diag
     partition_offsets = history[-1].offset.partitions
     counts = {
         partition: count
-        for partition, count in _count(history[-1], _count_malformed_values).items()
+        for partition, count in _count_by_partition(history[-1], _count_malformed_values).items()
         if count >= least * partition_offsets[partition].state.events
     }
     if not counts:
@@ -355,7 +355,7 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
 # -- a clock ahead ---------------------------------------------------------------------------------
 
 
-def is_far(moment: BatchRecord, partition: Partition) -> bool:
+def is_clock_ahead(moment: BatchRecord, partition: Partition) -> bool:
     """True if a clock ahead has driven the CTI of `partition`."""
     state = moment.states[partition]
     if state.cti_us is None:
@@ -401,7 +401,7 @@ def _is_majority_late(state: PartitionState) -> bool:
 
 
 def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of the partitions in `far`, for which `is_far` is true."""
+    """Yield a diagnosis of the partitions in `far`, for which `is_clock_ahead` is true."""
     last_batch = history[-1]
     # A last event of 2100 or later that made no event late is reported as an improbable time.
     states = {
@@ -484,7 +484,7 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 def find_late_rows(history: History, settled: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that dropped late events and are not `settled`."""
     last_batch, states = history[-1], history[-1].states
-    dropped = _count(last_batch, lambda p: min(p.state.dropped, count_late(p.state)))
+    dropped = _count_by_partition(last_batch, lambda p: min(p.state.dropped, count_late(p.state)))
     dropped = {partition: count for partition, count in dropped.items() if partition not in settled}
     if not dropped:
         return

@@ -43,6 +43,7 @@ from pyspark_timestream.kafka.driver.trackers import (
     IdleTracker,
     PartitionCache,
     RunEnds,
+    WorkTracker,
     change_import,
     derive_import_options,
     make_steady_clock,
@@ -131,6 +132,7 @@ class StreamDriver:
         self._importer: CtiImporter | None = None
         self._now_us = now_us or make_steady_clock()
         self._idle_tracker = IdleTracker(options.idle_timeout_us)
+        self._work_tracker = WorkTracker()
         self._topic_ids: dict[str, str] = {}
         self._ids_asked_at_s = float("-inf")
         self._create_broker = connect
@@ -219,7 +221,7 @@ class StreamDriver:
                 self._adopt_settings(self._user_settings, None)
                 run = self._describe_run(cap, previous)
                 planned = self._plan_next(previous, run)
-            self._idle_tracker.note_batch(planned is not previous, self._now_us())
+            self._work_tracker.note_batch(planned is not previous, self._now_us())
         log_new_warnings(() if previous is None else previous.warnings, planned.warnings)
         if planned is previous:
             self._planned = planned
@@ -439,7 +441,7 @@ class StreamDriver:
         self._connect(group_name(self._options.group_prefix, stream))
         imported = self._read_imported(None)
         high_watermarks = self._ends.get_high_watermarks() if imported else {}
-        earliest, ends = self._ends.find_first()
+        earliest, ends = self._ends.find_first_ranges()
         starts = resolve_starts(self._options, earliest, ends, self._broker.offsets_at)
         fixed = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
         high_watermarks = self._complete(high_watermarks, starts.keys() if imported else ())
@@ -478,7 +480,7 @@ class StreamDriver:
             lost=where.lost,
             now_us=now_us,
             caught_up_since_us=caught_up_since_us,
-            nothing_to_do=not run.bounded and self._idle_tracker.has_nothing_to_do(now_us),
+            nothing_to_do=not run.bounded and self._work_tracker.has_no_work(now_us),
             topic_ids=where.topic_ids,
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),

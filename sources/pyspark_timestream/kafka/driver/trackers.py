@@ -50,8 +50,8 @@ from pyspark_timestream.kafka.task import follow_clock
 from pyspark_timestream.rules.state import max_known, raise_cti
 
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
-_STILL_AFTER_US: Final = 1_000_000
-"""Time without new records after which one more offset records the final positions."""
+_NO_WORK_AFTER_US: Final = 1_000_000
+"""Time without work after which one more offset records the final positions."""
 
 
 class IdleTracker:
@@ -67,9 +67,8 @@ class IdleTracker:
         self._timeout_us = timeout_us
         self._across_runs = across_runs
         self._since_us: dict[Partition, int] = {}
-        self._asked_us = -_TRANSACTION_CHECK_INTERVAL_US
+        self._transactions_checked_at_us = -_TRANSACTION_CHECK_INTERVAL_US
         self._troubles = 0
-        self._still_since_us: int | None = None
 
     def resume(self, recorded: Mapping[Partition, PartitionOffset | ImportedPartition]) -> None:
         """Continue from the times in the last offset if the time counts across runs."""
@@ -103,10 +102,10 @@ class IdleTracker:
         to_check = set(newly_idle(since_us, idle, self._timeout_us, now_us))
         if (
             self._timeout_us is not None
-            and now_us - self._asked_us >= _TRANSACTION_CHECK_INTERVAL_US
+            and now_us - self._transactions_checked_at_us >= _TRANSACTION_CHECK_INTERVAL_US
         ):
             to_check |= idle & since_us.keys()
-            self._asked_us = now_us
+            self._transactions_checked_at_us = now_us
         busy = (
             broker.open_transactions({partition: ends[partition] for partition in to_check})
             if to_check
@@ -122,16 +121,24 @@ class IdleTracker:
     def _troubled(self, broker: Broker) -> bool:
         return not self._across_runs and broker.trouble_count != self._troubles
 
-    def has_nothing_to_do(self, now_us: int) -> bool:
+
+class WorkTracker:
+    """Tracks since when the batches of one run have had nothing to do."""
+
+    def __init__(self) -> None:
+        self._no_work_since_us: int | None = None
+
+    def has_no_work(self, now_us: int) -> bool:
         """Return whether there has been nothing to do for about a second."""
-        return self._still_since_us is not None and now_us - self._still_since_us >= _STILL_AFTER_US
+        since_us = self._no_work_since_us
+        return since_us is not None and now_us - since_us >= _NO_WORK_AFTER_US
 
     def note_batch(self, has_work: bool, now_us: int) -> None:
         """Record whether the batch had something to do."""
         if has_work:
-            self._still_since_us = None
-        elif self._still_since_us is None:
-            self._still_since_us = now_us
+            self._no_work_since_us = None
+        elif self._no_work_since_us is None:
+            self._no_work_since_us = now_us
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -481,13 +488,13 @@ class RunEnds:
         if has_import:
             partitions = self._partition_cache.get(fresh=True)
             self._bound_high_watermarks = self._get_broker().high_watermarks(partitions)
-        ends = self.get(fresh=True)
+        ends = self.request_ends(fresh=True)
         self._bounds = {
             **read_ends,
             **{partition: max(end, read_ends.get(partition, 0)) for partition, end in ends.items()},
         }
 
-    def get(self, fresh: bool = False) -> Ends:
+    def request_ends(self, fresh: bool = False) -> Ends:
         """Return how far each partition may be read now."""
         self.readable_ends = self._get_broker().ends(self._partition_cache.get(fresh))
         if self._bounds is None:
@@ -504,7 +511,7 @@ class RunEnds:
         The wait matters: a partition that is taken for lost by mistake is read from its beginning
         when it is found again.
         """
-        asked_s, ends = time.monotonic(), self.get()
+        asked_at_s, ends = time.monotonic(), self.request_ends()
         since_s: dict[Partition, float] = {}
         while True:
             # Measure from the first answer with the log too short to the last request, for each
@@ -516,30 +523,30 @@ class RunEnds:
                 if readable.get(partition, -1) < offset
             ]
             since_s = {partition: since_s.get(partition, now_s) for partition in short}
-            if all(asked_s - since_s[partition] >= LEADER_CHANGE_GRACE_S for partition in short):
+            if all(asked_at_s - since_s[partition] >= LEADER_CHANGE_GRACE_S for partition in short):
                 return ends
             time.sleep(LEADER_CHANGE_GRACE_S / 10)
-            asked_s = time.monotonic()
-            ends = self.get(fresh=True)
+            asked_at_s = time.monotonic()
+            ends = self.request_ends(fresh=True)
 
-    def find_first(self) -> tuple[Ends, Ends]:
+    def find_first_ranges(self) -> tuple[Ends, Ends]:
         """Return, for a first batch, each partition's first offset and how far it may be read.
 
         A partition that is left out would be found later, and then be read from its beginning. So
         wait for a partition without an answer: its leader may be changing.
         """
-        asked_s = time.monotonic()
-        deadline_s = asked_s + LEADER_CHANGE_GRACE_S
+        asked_at_s = time.monotonic()
+        deadline_s = asked_at_s + LEADER_CHANGE_GRACE_S
         while True:
-            ends = self.get(fresh=not self.is_bounded)
+            ends = self.request_ends(fresh=not self.is_bounded)
             earliest = self._get_broker().earliest(ends)
             expected = ends.keys() if self.is_bounded else {*self._partition_cache.get()}
-            if not expected - (ends.keys() & earliest.keys()) or asked_s >= deadline_s:
+            if not expected - (ends.keys() & earliest.keys()) or asked_at_s >= deadline_s:
                 return earliest, {
                     partition: end for partition, end in ends.items() if partition in earliest
                 }
             time.sleep(LEADER_CHANGE_GRACE_S / 10)
-            asked_s = time.monotonic()
+            asked_at_s = time.monotonic()
 
     def reaches(self, positions: Mapping[Partition, int]) -> bool:
         """Return whether the log of each partition reaches its position."""
