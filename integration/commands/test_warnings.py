@@ -97,7 +97,7 @@ CASES = {
     "late": Case(
         [*map(event, (5, 1, 9, 3, 10, 11)), event(7, 1), event(7, 1), event(2, 1)], 2,
         {"ctiFrequency": "1"}, None, "rows dropped as late",
-        "3 of 9 events came after a CTI that they precede and were dropped: 2 of ",
+        "3 of 9 events arrived after a CTI later than their own time and were dropped: 2 of ",
     ),
     "latest": Case(
         [event(second) for second in range(9)], 1, {"startingOffsets": "", "ctiFrequency": "1"},

@@ -41,6 +41,7 @@ from pyspark_timestream.core.checkpoint import (
     resolve_directory,
 )
 from pyspark_timestream.core.instants import format_duration, format_instant
+from pyspark_timestream.core.options import quote_setting
 from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch, UpdateFailed
@@ -301,8 +302,8 @@ def _list_differences(mine: RecordStream, theirs: RecordStream) -> list[str]:
         our_text, their_text = mine.settings.get(name), theirs.settings.get(name)
         if our_text != their_text:
             differences.append(
-                f"option '{name}' is {_quote(our_text)} here, and {_quote(their_text)} in the "
-                "query that wrote the windows"
+                f"option '{name}' is {quote_setting(our_text)} here, and "
+                f"{quote_setting(their_text)} in the query that wrote the windows"
             )
     differences.extend(
         f"this query reads '{name}' from offset {our_start}, and the query that wrote the windows "
@@ -328,10 +329,6 @@ def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, in
 
 def _name(topics: Iterable[str]) -> str:
     return ", ".join(f"topic '{topic}'" for topic in sorted(topics)) or "no topic"
-
-
-def _quote(text: str | None) -> str:
-    return "not set" if text is None else f"'{text}'"
 
 
 def refuse_other_windows(stored: pa.Table, start: str, *, window_us: int, offset_us: int) -> None:

@@ -39,6 +39,15 @@ def quote_value(name: str, value: str) -> str:
     return "[hidden]" if is_secret(name, value) else f"'{value}'"
 
 
+def quote_setting(text: str | None) -> str:
+    """Quote an option's text for a message; None means that the option is not set.
+
+    >>> quote_setting("5 s"), quote_setting(None)
+    ("'5 s'", 'not set')
+    """
+    return "not set" if text is None else f"'{text}'"
+
+
 def hide_secrets(text: str, config: Mapping[str, Any]) -> str:
     """Hide the values of secret settings of `config` in `text`."""
     for key, value in config.items():

@@ -132,7 +132,7 @@ class _Effect(StrEnum):
     """What an operator does to CTI rows; the text is part of the message."""
 
     REMOVES = "removes CTI rows, in which every column but 'cti' is null"
-    MAY_REMOVE = "is a function of its own, and nothing shows that CTI rows come through it"
+    MAY_REMOVE = "runs your own function, and nothing shows that CTI rows come through it"
     SECOND = "sets a second watermark, and Spark takes the older of the two"
     MIXES = "mixes two streams with CTIs, and the greater CTI would drop rows of the slower stream"
     CHOOSES = "does not keep all CTI rows, in which that column is set"

@@ -88,7 +88,7 @@ def test_a_batch_read_of_nothing_has_a_task_and_no_rows(starts):
     ],
 )
 def test_a_batch_read_whose_start_is_behind_its_end_is_refused_by_name(raw, starting, ending):
-    said = f"topic 'topic' partition 0 starts at offset 7 by it, and ends at 3 by option '{ending}'"
+    said = f"topic 'topic' partition 0 starts at offset 7, and option '{ending}' ends it at 3"
     with pytest.raises(OptionError, match=said) as refused:
         batch_tasks(options(**raw), {at(0): 7}, {at(0): 3})
     assert refused.value.name == starting

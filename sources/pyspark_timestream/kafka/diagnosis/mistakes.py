@@ -339,7 +339,7 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
     """Advise what to do about events in the future; leave out an option that is already set so."""
     if are_most:
         return (
-            "most events of a partition are so: correct 'timeUnit' or 'startTime', or raise "
+            "this affects most events of a partition: correct 'timeUnit' or 'startTime', or raise "
             "'maxFuture', with a new checkpoint; or correct the clocks of the devices"
         )
     ways = [Kind.FUTURE_EVENTS.fix]
@@ -493,8 +493,8 @@ def find_late_rows(history: History, settled: Set[Partition] = frozenset()) -> I
         Kind.LATE_ROWS,
         history,
         dropped,
-        f"{total} of {events} events came after a CTI that they precede and were dropped: "
-        + list_counts(dropped),
+        f"{total} of {events} events arrived after a CTI later than their own time and were "
+        "dropped: " + list_counts(dropped),
         counter=lambda p: p.state.dropped,
         advice=_advise_delay(
             last_batch.settings,
@@ -511,7 +511,7 @@ def _advise_delay(
     most_late_us = max(state.clues.most_late_us for state in states)
     if "ctiFrequency" not in settings:
         return (
-            f"{condition}, let the writers note a time only once all before it is sent, or set "
+            f"{condition}, have writers send a mark only after all earlier events, or set "
             f"'violationPolicy' = '{KEEP_ALL}' to keep them as rows, beside 'changeFrom' or with a "
             "new checkpoint"
         )

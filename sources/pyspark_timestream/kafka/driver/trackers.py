@@ -179,7 +179,7 @@ def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
 def change_import(
     imported: ImportedTopic, before: KafkaOptions | None, after: KafkaOptions | None
 ) -> ImportedTopic:
-    """Return the state of the imported topic with which other options of it go on (8.10)."""
+    """Return the imported topic's state, changed so that it continues with new options (8.10)."""
     if before is None or after is None:
         return imported
     partitions = {
@@ -205,7 +205,7 @@ class CtiImporter:
         self.topic_ids: dict[str, str] = {}
 
     def change(self, options: KafkaOptions) -> None:
-        """Go on by other options of the topic, from where it has been read."""
+        """Continue with new options from the current position."""
         if self._topic is not None:
             self._topic = change_import(self._topic, self._options, options)
         self._options = options
@@ -219,10 +219,7 @@ class CtiImporter:
         else:
             # A run that goes on keeps its positions, even of a partition that is missing for a
             # moment, and the times of its idle partitions.
-            positions = self._topic.positions
-            self._bounds = positions | {
-                partition: max(end, positions.get(partition, 0)) for partition, end in ends.items()
-            }
+            self._bounds = _raise_to_positions(ends, self._topic.positions)
 
     def update(
         self, recorded: ImportedTopic | None, topic_ids: Mapping[str, str], now_us: int
@@ -354,13 +351,12 @@ class CtiImporter:
     ) -> dict[Partition, int]:
         """Limit `readable_ends` to the bounds of this run.
 
-        Read no further a partition that was missing for a moment when the run began.
+        If a partition was briefly missing when the run began, do not read it past its last
+        position.
         """
         if self._bounds is None:
             return readable_ends
-        bounds = dict(last_positions)
-        for partition, bound in self._bounds.items():
-            bounds[partition] = max(bound, bounds.get(partition, 0))
+        bounds = _raise_to_positions(self._bounds, last_positions)
         return {
             partition: min(end, bounds[partition])
             for partition, end in readable_ends.items()
@@ -381,7 +377,7 @@ class CtiImporter:
 
 
 def _start_partition(topic: ImportedTopic, position: int) -> ImportedPartition:
-    """Return the state of a new partition, raised to the topic's CTI so that this stays."""
+    """Return the state of a new partition, raised so that the topic's CTI does not fall."""
     new = ImportedPartition(position)
     return new if topic.cti_us is None else _raise_partition(new, topic.cti_us)
 
@@ -459,6 +455,14 @@ def _ask_in_background(ask: Callable[[], list[Partition]]) -> Future[list[Partit
 Ends = dict[Partition, int]
 
 
+def _raise_to_positions(ends: Mapping[Partition, int], positions: Mapping[Partition, int]) -> Ends:
+    """Return `ends` with none below its partition's position; a missing end is the position."""
+    return {
+        **positions,
+        **{partition: max(end, positions.get(partition, 0)) for partition, end in ends.items()},
+    }
+
+
 class RunEnds:
     """Knows the ends of the partitions in one run, and its bounds."""
 
@@ -488,11 +492,7 @@ class RunEnds:
         if has_import:
             partitions = self._partition_cache.get(fresh=True)
             self._bound_high_watermarks = self._get_broker().high_watermarks(partitions)
-        ends = self.request_ends(fresh=True)
-        self._bounds = {
-            **read_ends,
-            **{partition: max(end, read_ends.get(partition, 0)) for partition, end in ends.items()},
-        }
+        self._bounds = _raise_to_positions(self.request_ends(fresh=True), read_ends)
 
     def request_ends(self, fresh: bool = False) -> Ends:
         """Return how far each partition may be read now."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
-from pyspark_timestream.core.options import OptionSpec, option_specs
+from pyspark_timestream.core.options import OptionSpec, option_specs, quote_setting
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import NOW
 from pyspark_timestream.rules.state import PartitionState, change_rules
@@ -72,7 +72,8 @@ class ClockChange:
         "'ctiDelay' from '1 s' to '2 s', 'writers' from not set to 'a'"
         """
         return ", ".join(
-            f"'{name}' from {_quote(self.old.get(name))} to {_quote(self.new.get(name))}"
+            f"'{name}' from {quote_setting(self.old.get(name))} "
+            f"to {quote_setting(self.new.get(name))}"
             for name in sorted({*self.old, *self.new})
         )
 
@@ -85,10 +86,6 @@ class ClockChange:
         """Return the pinned options before the change, from those after it."""
         unchanged = {name: text for name, text in settings.items() if name not in self.new}
         return {**unchanged, **{name: self.old[name] for name in self.old if name != IDLE_TIMEOUT}}
-
-
-def _quote(text: str | None) -> str:
-    return "not set" if text is None else f"'{text}'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,8 +226,8 @@ class _Bound:
         words = [_WORDS[word] for word in self.words] if user_offsets is self.offsets else []
         raise OptionError(
             self.name,
-            f"it names {_name_partitions(user_offsets)}, but the partitions are "
-            f"{_name_partitions(partitions)}",
+            f"it names {_list_partitions(user_offsets)}, but the partitions are "
+            f"{_list_partitions(partitions)}",
             f"exactly the partitions that are read{'; ' if words else ''}{', '.join(words)}",
             "name each of them once",
         )
@@ -304,9 +304,9 @@ def check_order(
         if start > stops[partition]:
             raise OptionError(
                 starting,
-                f"{partition} starts at offset {start} by it, and ends at {stops[partition]} by "
-                f"option '{ending}'",
-                "a start that is not behind the end",
+                f"{partition} starts at offset {start}, and option '{ending}' ends it at "
+                f"{stops[partition]}",
+                "a start at or before the end",
                 f"choose an earlier one, or a later '{ending}'",
             )
 
@@ -388,7 +388,7 @@ def limit_ends(
 
 
 def name_other_unit(ms: int) -> str:
-    """Name the unit in which `ms` is a time of our days; empty for milliseconds or no unit.
+    """Name the unit in which `ms` is a plausible present-day time; empty for none or milliseconds.
 
     >>> name_other_unit(1_700_000_000), name_other_unit(1_700_000_000_000), name_other_unit(0)
     ('seconds, of 2023-11-14', '', '')
@@ -408,12 +408,12 @@ def name_other_unit(ms: int) -> str:
 
 def _correct_unit(ms: int) -> str:
     unit = name_other_unit(ms)
-    return f"write milliseconds, if that is in {unit}; or " if unit else ""
+    return f"if that value is in {unit}, convert it to milliseconds; otherwise " if unit else ""
 
 
 def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> None:
     if options.assign is not None and set(options.assign) != set(partitions):
-        missing = _name_partitions(
+        missing = _list_partitions(
             [partition for partition in options.assign if partition not in partitions]
         )
         raise OptionError(
@@ -427,7 +427,7 @@ def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> No
             )
 
 
-def _name_partitions(partitions: Collection[Partition]) -> str:
+def _list_partitions(partitions: Collection[Partition]) -> str:
     return (
         ", ".join(f"{partition.topic}-{partition.number}" for partition in sorted(partitions))
         or "none"

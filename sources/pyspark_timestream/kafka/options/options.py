@@ -23,6 +23,7 @@ from pyspark_timestream.core.options import (
     fixed_settings,
     option,
     option_specs,
+    quote_setting,
     text,
 )
 from pyspark_timestream.core.policies import (
@@ -228,7 +229,7 @@ def merge_topic_settings(
             if chosen_text != text:
                 raise _refusal(
                     f"'{source}' describes topics '{first_topic}' and '{topic}' differently: "
-                    f"'{name}' is {_quote(chosen_text)} and {_quote(text)}",
+                    f"'{name}' is {quote_setting(chosen_text)} and {quote_setting(text)}",
                     "read each topic in a query of its own, or make their descriptions equal",
                 )
     return first_settings
@@ -288,10 +289,6 @@ def _read_choice(
 
 def _refusal(problem: str, next_step: str = _CORRECT) -> OptionError:
     return OptionError(_NAME, problem, _ACCEPTS, next_step)
-
-
-def _quote(text: str | None) -> str:
-    return "not set" if text is None else f"'{text}'"
 
 
 def _shorten(text: str) -> str:

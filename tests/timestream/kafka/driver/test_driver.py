@@ -1062,7 +1062,7 @@ def test_records_before_an_end_that_are_gone_are_lost_as_ever():
         (
             {"endingTimestamp": "20", "startingOffsets": '{"topic": {"0": 5}}'},
             OptionError,
-            "starts at offset 5 by it, and ends at 2 by option 'endingTimestamp'",
+            "starts at offset 5, and option 'endingTimestamp' ends it at 2",
         ),
     ],
 )

@@ -106,7 +106,8 @@ def test_a_timestamp_after_the_last_record_fails_unless_the_strategy_is_latest(n
 
 def test_a_timestamp_in_microseconds_is_after_all_records_and_the_error_says_so():
     with pytest.raises(
-        OptionError, match="write milliseconds, if that is in microseconds, of 2024"
+        OptionError,
+        match="microseconds, of 2024-01-01, convert it to milliseconds; otherwise choose",
     ):
         starts_at({at(0): None, at(1): 2}, startingTimestamp="1704110400000000")
 
