@@ -11,6 +11,7 @@ of a commit until the thread has asked later commits.
 
 import contextlib
 import functools
+import inspect
 import os
 import re
 import threading
@@ -104,7 +105,12 @@ def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyR
         )
     # Without parameters the relation is lazy, so a later filter on it prunes as well.
     named_values: dict[str, Any] = {} if parameters is None else {"params": parameters}
-    relation = cursor.sql(statement, **named_values)
+    run = functools.partial(cursor.sql, statement, **named_values)
+    # DuckDB looks for tables in the variables of the frame that calls it: give it a frame that has
+    # the caller's variables only, because one of ours, such as `view`, may have the same name.
+    relation: duckdb.DuckDBPyRelation = eval(
+        "__tseries_run()", {"__tseries_run": run}, _find_variables(statement)
+    )
     # DuckDB before version 2 closes a cursor that only relations need.
     weakref.finalize(relation, id, cursor).atexit = False
     return relation
@@ -216,6 +222,24 @@ def _find_names(engine: "duckdb.DuckDBPyConnection", statement: str) -> Sequence
     return likely
 
 
+def _find_variables(statement: str) -> dict[str, Any]:
+    """Return the callers' variables whose names are words of `statement`, the nearest of each name.
+
+    Frames of this package have no variables of a caller.
+    """
+    words = set(re.findall(r"\w+", statement))
+    found_variables: dict[str, Any] = {}
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != "pyspark_tseries":
+            for variables in (frame.f_locals, frame.f_globals):
+                for word in words:
+                    if word in variables:
+                        found_variables.setdefault(word, variables[word])
+        frame = frame.f_back
+    return found_variables
+
+
 class _Engine:
     """The DuckDB of this process, and the cursors of its threads; safe for threads."""
 
@@ -231,8 +255,6 @@ class _Engine:
         with self._lock:
             if self._connection is None or self._files > _MAX_FILES:
                 self._connection, self._files = _open_duckdb(), 0
-                # A statement may name a frame or a table of a caller further up the stack.
-                self._connection.execute("SET GLOBAL python_scan_all_frames = true")
             return self._connection
 
     def count_files(self, files: int) -> None:

@@ -10,6 +10,7 @@ from decimal import Decimal
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -37,6 +38,9 @@ from pyspark_tseries.store.store import Store
 MS = 1000
 NAMES = ["a", "b", "\u00e9'\"\n%", "\U00020bb7"]
 CURRENT = "FROM events ORDER BY series, coalesce(original_sequence, sequence)"
+SQL_NAMES = sorted(
+    {name for ask in (TimeSeries.sql, sql.ask) for name in ask.__code__.co_varnames} | {"cursor"}
+)
 AUDIT = "FROM all_events ORDER BY series, sequence"
 
 
@@ -292,6 +296,48 @@ def test_parameters_and_tables_of_the_caller_are_taken(tmp_path):
     assert one.fetchall() == [(4.5,)]
     one = client.sql("SELECT count(*) FROM all_events WHERE series = $name", {"name": "a"})
     assert one.fetchall() == [(9,)]
+
+
+IN_A_FUNCTION = """
+def ask():
+    {name} = table
+    inner = lambda: client.sql('SELECT n FROM {name}' + where, values)
+    return ({name}, inner())[1]
+answer = ask()
+"""
+IN_A_MODULE = """
+{name} = table
+answer = client.sql('SELECT n FROM {name}' + where, values)
+"""
+
+
+@pytest.mark.parametrize("script", [IN_A_FUNCTION, IN_A_MODULE], ids=["function", "module"])
+@pytest.mark.parametrize("name", [*SQL_NAMES, "Query", "sql", "TimeSeries"])
+def test_a_table_of_the_caller_may_have_the_name_of_a_variable_of_the_package(
+    tmp_path, script, name
+):
+    client = filled(tmp_path / "s")
+    for table in (pa.table({"n": [7, 8]}), pd.DataFrame({"n": [7, 8]})):
+        for where, values in (("", None), (" WHERE n >= ?", [7])):
+            variables = {"client": client, "table": table, "where": where, "values": values}
+            exec(script.format(name=name), variables)
+            later = variables["answer"].filter("n > 7")
+            assert (later.fetchall(), variables["answer"].fetchall()) == ([(8,)], [(7,), (8,)])
+
+
+def test_the_nearest_variable_of_a_name_is_the_table_but_a_view_is_no_variable(tmp_path):
+    client = filled(tmp_path / "s")
+    mine = events = pa.table({"n": [1]})
+
+    def ask(mine):
+        return client.sql("SELECT n FROM mine").fetchall(), mine.num_rows
+
+    assert ask(pa.table({"n": [2]})) == ([(2,)], 1)
+    assert client.sql("SELECT n FROM mine").fetchall() == [(1,)]
+    assert client.sql("SELECT count(*) FROM events").fetchall() == [(13,)]
+    with pytest.raises(duckdb.CatalogException, match="nowhere"):
+        client.sql("FROM nowhere")
+    assert mine is events
 
 
 @pytest.mark.parametrize(
