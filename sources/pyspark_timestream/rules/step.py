@@ -23,6 +23,7 @@ on-time row below U comes before this end, so nobody reads the rest.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -194,14 +195,31 @@ def _cut_marks(marks: Marks, stop: int) -> Marks:
     return Marks(*cut)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """What a block adds to the counters of the partition, under the same names.
+
+    `late` has those that the table of policies names.
+    """
+
+    events: int
+    malformed: int
+    tombstones: int
+    future: int
+    outside: int
+    ctis: int
+    ignored_ctis: int
+    late: Mapping[str, int]
+
+
 def _fold(
     rules: TimeRules, state: PartitionState, events: Events, marks: Marks
 ) -> tuple[PartitionState, BlockResult]:
     """Fold a block without regard to the partition's end."""
     times, well_formed, malformed = check_times(events)
-    ahead = _find_beyond_max_future(rules, events, times)
+    beyond = _find_beyond_max_future(rules, events, times)
     counts = well_formed if events.is_end is None else well_formed & ~events.is_end
-    counted_rows = np.flatnonzero(counts if ahead is None else counts & ~ahead)
+    counted_rows = np.flatnonzero(counts if beyond is None else counts & ~beyond)
     effects, generated = _advance_clock(
         rules, state, events, marks, (counted_rows, times[counted_rows])
     )
@@ -221,38 +239,66 @@ def _fold(
         unreadable=effects.unreadable,
         window=effects.window,
     )
-    future = None if ahead is None else ahead & well_formed & ~result.late
-    result, tally = _apply_policies(rules, events, future, result)
-    tally["events"] = len(times) if events.present is None else _count(events.present)
-    tally["malformed"] = _count(malformed)
-    if events.valueless is not None:
-        tally["tombstones"] = _count(malformed & events.valueless)
-        tally["malformed"] -= tally["tombstones"]
-    tally["future"] = 0 if future is None else _count(future)
-    if rules.from_us is not None or rules.until_us is not None:
-        inside = _select_inside(rules, result)
-        tally["outside"] = _count(result.keep & ~inside)
-        result = dataclasses.replace(result, keep=result.keep & inside, inside=inside)
-    tally["ignored_ctis"] = len(effects.unreadable) + _count(
-        effects.proposals.is_mark & ~generated.effective
+    future = None if beyond is None else beyond & well_formed & ~result.late
+    result, late_counts = _apply_policies(rules, events, future, result)
+    result, outside_count = _limit_to_replay_window(rules, result)
+    tombstone_count = 0 if events.valueless is None else _count(malformed & events.valueless)
+    ineffective_marks = effects.proposals.is_mark & ~generated.effective
+    tally = _Tally(
+        events=len(times) if events.present is None else _count(events.present),
+        malformed=_count(malformed) - tombstone_count,
+        tombstones=tombstone_count,
+        future=0 if future is None else _count(future),
+        outside=outside_count,
+        ctis=len(generated.us),
+        ignored_ctis=len(effects.unreadable) + _count(ineffective_marks),
+        late=late_counts,
     )
-    tally["ctis"] = len(generated.us)
-    well_formed_rows = np.flatnonzero(well_formed)
-    end_state = dataclasses.replace(
+    clues = _add_clues(state.clues, rules.delay_us, result, events.record_us)
+    return _advance_state(state, (effects, generated), result, tally, clues), result
+
+
+def _limit_to_replay_window(rules: TimeRules, result: BlockResult) -> tuple[BlockResult, int]:
+    """Leave out the rows outside the replay window, and count them."""
+    if rules.from_us is None and rules.until_us is None:
+        return result, 0
+    inside = _select_inside(rules, result)
+    outside_count = _count(result.keep & ~inside)
+    return dataclasses.replace(result, keep=result.keep & inside, inside=inside), outside_count
+
+
+def _advance_state(
+    state: PartitionState,
+    clock: tuple[MarkEffects, GeneratedCtis],
+    result: BlockResult,
+    tally: _Tally,
+    clues: Clues,
+) -> PartitionState:
+    """Return the state after a block, from that before it."""
+    effects, generated = clock
+    well_formed_rows = np.flatnonzero(result.well_formed)
+    return dataclasses.replace(
         state,
-        clues=_add_clues(state.clues, rules.delay_us, result, events.record_us),
+        clues=clues,
         cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
         count=generated.count,
         base_us=generated.base_us,
-        last_us=int(times[well_formed_rows[-1]]) if len(well_formed_rows) else state.last_us,
+        last_us=int(result.times[well_formed_rows[-1]]) if len(well_formed_rows) else state.last_us,
         writers=effects.writers,
         noted_us=effects.noted_us,
         record_us=effects.record_us,
         first_us=effects.first_us,
         begun=effects.begun,
-        **{name: getattr(state, name) + more for name, more in tally.items()},
+        events=state.events + tally.events,
+        malformed=state.malformed + tally.malformed,
+        tombstones=state.tombstones + tally.tombstones,
+        future=state.future + tally.future,
+        outside=state.outside + tally.outside,
+        ctis=state.ctis + tally.ctis,
+        ignored_ctis=state.ignored_ctis + tally.ignored_ctis,
+        # The names are those of the table, and a test checks that each is a counter.
+        **{name: getattr(state, name) + more for name, more in tally.late.items()},
     )
-    return end_state, result
 
 
 def _count(mask: Mask) -> int:
