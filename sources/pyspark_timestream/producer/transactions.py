@@ -96,27 +96,35 @@ class Requests:
         budget = RetryBudget(limit_s, _FIRST_PAUSE_S)
 
         def pause_or_raise(error: KafkaException) -> None:
-            if classify_failure(error) is not FailureKind.RETRIABLE:
-                raise self.failure(error, action) from None
-            for client in self._clients:
-                # The clients' callbacks tell the log which brokers cannot be reached.
-                client.poll(0)
-            spent_s, cause = budget.elapsed_s, error.args[0]
-            failures = self.log.recent_failures(spent_s + 1)
-            is_refused = not self._is_connected and is_login_refused(failures, spent_s)
-            if not is_refused and budget.pause_before_retry():
-                return
-            if cause.code() >= 0 and not failures:
-                raise self.failure(error, action, may_repeat=False) from None
-            target = f"{self._where} ({self._text(cause)})"
-            unreached = no_answer_error(self._config, failures, spent_s, target, self._prefix)
-            # A client that sat through a restart may keep its timeouts though the brokers are back.
-            unreached.may_repeat = self._is_connected
-            raise unreached from None
+            failed = self._pause_or_fail(budget, error, action)
+            if failed is not None:
+                raise failed from None
 
         answer = budget.call(lambda _: step(), pause_or_raise)
         self._is_connected = True
         return answer
+
+    def _pause_or_fail(
+        self, budget: RetryBudget, error: KafkaException, action: str
+    ) -> DeliveryFailed | BrokerUnreachable | None:
+        """Pause before the next attempt; if there is none, return the error to raise."""
+        if classify_failure(error) is not FailureKind.RETRIABLE:
+            return self.failure(error, action)
+        for client in self._clients:
+            # The clients' callbacks tell the log which brokers cannot be reached.
+            client.poll(0)
+        spent_s, cause = budget.elapsed_s, error.args[0]
+        failures = self.log.recent_failures(spent_s + 1)
+        is_refused = not self._is_connected and is_login_refused(failures, spent_s)
+        if not is_refused and budget.pause_before_retry():
+            return None
+        if cause.code() >= 0 and not failures:
+            return self.failure(error, action, may_repeat=False)
+        target = f"{self._where} ({self._text(cause)})"
+        unreached = no_answer_error(self._config, failures, spent_s, target, self._prefix)
+        # A client that sat through a restart may keep its timeouts though the brokers are back.
+        unreached.may_repeat = self._is_connected
+        return unreached
 
     def run_once(self, step: Callable[[], T], action: str) -> T:
         """Run one step that must not be repeated, since it may have taken effect in part."""
