@@ -228,7 +228,7 @@ MAX_PANELS: Final = 4
 USUAL: Final = "usual"
 """The default of `longest_gap`: three times the distance that 95 % in a series do not exceed."""
 
-_FEW: Final = 10
+_MIN_DISTANCES: Final = 10
 """With fewer distances there is no usual one."""
 
 SEVERAL: Final = "\0"
@@ -762,7 +762,7 @@ def _find_breaks(
 
 
 def _usual_gap(us: Int64Array) -> int | None:
-    if len(us) <= _FEW:
+    if len(us) <= _MIN_DISTANCES:
         return None
     usual = float(np.quantile(np.diff(us), 0.95, method="lower"))
     return int(3 * usual) if usual else None

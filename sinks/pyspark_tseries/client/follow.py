@@ -175,7 +175,7 @@ class Follower:
         return batch.position_after(count).missed
 
     def close(self) -> None:
-        """End the iteration, also one that waits in another thread; events come no more."""
+        """End the iteration, even of a thread that waits; no further events are delivered."""
         self._closed.set()
 
     def __enter__(self) -> Self:
@@ -405,7 +405,7 @@ def _parse_position(text: str) -> tuple[Position, SeriesChoice, InitialEvents]:
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, UnusableStore):
         quoted = show_value(text)
         raise InvalidQuery(
-            f"position {quoted if len(quoted) < 200 else quoted[:200] + '...'} is not one",
+            f"{quoted if len(quoted) < 200 else quoted[:200] + '...'} is not a valid position",
             "a text that Follower.position gave",
             "give such a text as it was, or None to begin with the initial events",
         ) from None

@@ -82,15 +82,15 @@ def widen_columns(
 
 
 def add_struct_fields(store: Store, columns: Sequence[pa.Field]) -> None:
-    """Do the same for a writer that may add fields of structs, just as it may add columns."""
+    """Add struct fields for a writer, without requiring ownership."""
     _change(store, _Widening(store, columns, None, None), now_us)
 
 
-def _change(store: Store, act: "_Widening", clock: Callable[[], int]) -> None:
-    act.check()
-    act.copy_files()
-    with contextlib.suppress(_AllWide):
-        store.append(act, clock)
+def _change(store: Store, widening: "_Widening", clock: Callable[[], int]) -> None:
+    widening.check()
+    widening.copy_files()
+    with contextlib.suppress(_NothingToWiden):
+        store.append(widening, clock)
 
 
 def _has_local_times(kind: pa.DataType) -> bool:
@@ -101,8 +101,8 @@ def _has_local_times(kind: pa.DataType) -> bool:
     return bool(kind == pa.timestamp("us"))
 
 
-class _AllWide(Exception):
-    """The columns have these types, and all files."""
+class _NothingToWiden(Exception):
+    """The columns and all files already have these types."""
 
 
 class _Widening:
@@ -158,7 +158,7 @@ class _Widening:
             self._drop_stale(snapshot)
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """Copy the last files and name all; raise _AllWide if nothing has to change."""
+        """Copy the last files and name all; raise _NothingToWiden if nothing has to change."""
         if self._owner is not None:
             AccessCheck(context.settings.policy, self._owner).require("own", _TO_DO)
         snapshot = context.snapshot
@@ -166,7 +166,7 @@ class _Widening:
         values = self._resolve(snapshot)
         narrow = self._find_narrow(snapshot)
         if values == snapshot.values and not narrow:
-            raise _AllWide
+            raise _NothingToWiden
         for file in self._find_due(narrow):
             self._copy(snapshot, file)
         index = context.index

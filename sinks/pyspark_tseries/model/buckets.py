@@ -88,18 +88,18 @@ class Buckets:
     def ends(self, starts: Int64Array) -> Int64Array:
         """Return the end of each bucket, exclusive, from its start."""
         if self.zone is None:
-            return self._later(starts, 1)
+            return self._advance(starts, 1)
         ends = starts.copy()
         open_ = np.arange(len(starts))
         # On a day of 25 hours a bucket is longer than the width, so one step may end inside it.
         for step in range(1, 5):
-            ends[open_] = self.starts(self._later(starts[open_], step))
+            ends[open_] = self.starts(self._advance(starts[open_], step))
             open_ = open_[ends[open_] <= starts[open_]]
             if not len(open_):
                 break
         return ends
 
-    def _later(self, us: Int64Array, steps: int) -> Int64Array:
+    def _advance(self, us: Int64Array, steps: int) -> Int64Array:
         if not self.months:
             # Add two hours to days, so that a long day ends inside the next bucket.
             slack = DAY_US // 12 if self.zone is not None and self.us >= DAY_US else 0
@@ -150,12 +150,12 @@ class Buckets:
                 first_start = int(self._floor(np.array([start + offset]))[0]) - offset
                 piece = _Piece(start, end, offset, max(first_start, start), first_start)
             else:
-                piece = self._follow(before, start, end, offset)
+                piece = self._make_next_piece(before, start, end, offset)
             if end > low:
                 yield piece
             before = piece
 
-    def _follow(self, before: "_Piece", start: int, end: int, offset: int) -> "_Piece":
+    def _make_next_piece(self, before: "_Piece", start: int, end: int, offset: int) -> "_Piece":
         """Return the piece that begins with a transition at `start`."""
         begun = self._last_start(before)
         wall = start + offset

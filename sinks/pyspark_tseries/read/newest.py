@@ -50,7 +50,7 @@ from pyspark_tseries.storage.row_reader import (
 from pyspark_tseries.storage.snapshot import Snapshot
 
 MAX_COUNT: Final = 2**61
-"""No series has more events."""
+"""An upper bound on the events of a series; keeps arithmetic within int64."""
 
 MAX_HELD_ROWS: Final = 1_000_000
 """While reading sequences, hold about this many of a file before dropping unneeded ones."""
@@ -169,18 +169,18 @@ class NewestRows:
         """The series of each row, by its position."""
         return np.repeat(np.arange(len(self.starts) - 1), self.sizes)
 
-    def rows_of(self, series: Int64Array) -> Int64Array:
+    def rows_of(self, positions: Int64Array) -> Int64Array:
         """Return the rows of the series at these positions."""
-        starts, sizes = self.starts[series], self.sizes[series]
+        starts, sizes = self.starts[positions], self.sizes[positions]
         ends = np.cumsum(sizes)
         return np.arange(sizes.sum()) + np.repeat(starts - ends + sizes, sizes)
 
-    def pick(self, series: Int64Array) -> "NewestRows":
+    def pick(self, positions: Int64Array) -> "NewestRows":
         """Return the rows of the series at these positions."""
-        if np.array_equal(series, np.arange(len(self.starts) - 1)):
+        if np.array_equal(positions, np.arange(len(self.starts) - 1)):
             return self
-        table = self.table.take(pa.array(self.rows_of(series)))
-        return NewestRows(table, np.append(0, np.cumsum(self.sizes[series])))
+        table = self.table.take(pa.array(self.rows_of(positions)))
+        return NewestRows(table, np.append(0, np.cumsum(self.sizes[positions])))
 
     def keep(self, flags: BoolArray) -> "NewestRows":
         """Return the flagged rows."""
@@ -197,17 +197,17 @@ def places_of(rows: pa.Table) -> Int64Array:
 
 def interleave(size: int, pieces: Sequence[tuple[Int64Array, NewestRows]]) -> NewestRows:
     """Join the rows of `size` series from pieces, each with the positions of its series."""
-    filled_pieces = [(codes, rows) for codes, rows in pieces if len(codes)]
+    filled_pieces = [(positions, rows) for positions, rows in pieces if len(positions)]
     if len(filled_pieces) == 1 and len(filled_pieces[0][0]) == size:
         return filled_pieces[0][1]
     sizes = np.zeros(size, np.int64)
-    for codes, rows in filled_pieces:
-        sizes[codes] = rows.sizes
+    for positions, rows in filled_pieces:
+        sizes[positions] = rows.sizes
     starts = np.append(0, np.cumsum(sizes))
     order = np.empty(starts[-1], np.int64)
     begin = 0
-    for codes, rows in filled_pieces:
-        rows_of_piece = NewestRows(rows.table, starts).rows_of(codes)
+    for positions, rows in filled_pieces:
+        rows_of_piece = NewestRows(rows.table, starts).rows_of(positions)
         order[rows_of_piece] = np.arange(begin, begin + len(rows_of_piece))
         begin += len(rows_of_piece)
     table = pa.concat_tables([rows.table for _, rows in filled_pieces] or [pieces[0][1].table])
@@ -239,11 +239,11 @@ def read_newest(
     is_new = np.ones(len(series), bool) if seen_sequences is None else seen_sequences == NO_SEQUENCE
     later = lows if seen_sequences is None else np.maximum(lows, seen_sequences + 1)
     rows = _read_rows(snapshot, series, later, columns)
-    newest = _merge(series, rows, (oldest, oldest_us), count, earlier_rows)
+    newest = _pick_newest(series, rows, (oldest, oldest_us), count, earlier_rows)
     doubtful = np.flatnonzero(is_new & (newest.sizes < count) & (lows > oldest))
     if not snapshot.has_erasures or not len(doubtful):
         return newest
-    exact = read_located(snapshot, series.pick(doubtful), columns, count)
+    exact = read_newest_exactly(snapshot, series.pick(doubtful), columns, count)
     others = np.setdiff1d(np.arange(len(series)), doubtful)
     return interleave(len(series), [(others, newest.pick(others)), (doubtful, exact)])
 
@@ -297,7 +297,7 @@ def read_newest_one(
     )
 
 
-def read_located(
+def read_newest_exactly(
     snapshot: Snapshot,
     series: Series,
     columns: Sequence[str],
@@ -311,12 +311,12 @@ def read_located(
     count = min(count, MAX_COUNT)
     retained = series.retained(snapshot)
     to_us = MAX_NUMBER if at_us is None else at_us
-    lows = _locate(snapshot, series, retained, count, to_us)
+    lows = _find_lows(snapshot, series, retained, count, to_us)
     rows = _read_rows(snapshot, series, lows, columns, to_us)
-    return _merge(series, rows, retained, count)
+    return _pick_newest(series, rows, retained, count)
 
 
-def _merge(
+def _pick_newest(
     series: Series,
     rows: pa.Table,
     retained: tuple[Int64Array, Int64Array],
@@ -345,6 +345,9 @@ def _merge(
     has_place = np.maximum.reduceat(is_place[order], firsts) if len(firsts) else np.empty(0, bool)
     lasts = (np.append(firsts, len(order))[1:] - 1)[has_place]
     from_end = np.searchsorted(ordered_codes[lasts], ordered_codes[lasts], "right")
+    # Such as the places 1 1 2 of series 0 (an original and its edit, another original) and 5 of
+    # series 1, for a count of 1: `firsts` is 0 2 3, `lasts` 1 2 3, and `from_end` minus their
+    # positions 2 1 1, so rows 2 and 3 are the newest.
     newest_lasts = lasts[from_end - np.arange(len(lasts)) <= count]
     sizes = np.bincount(ordered_codes[newest_lasts], minlength=len(series))
     chosen = order[newest_lasts]
@@ -375,7 +378,7 @@ def _read_rows(
 ) -> pa.Table:
     """Read events from `lows` on, originals only up to `to_us`; show them in `columns`."""
     stored = _stored_schema(snapshot, columns)
-    edits = _filter(snapshot, series, lows)
+    edits = _make_row_filter(snapshot, series, lows)
     originals = dataclasses.replace(edits, times=(MIN_NUMBER, to_us))
     tables = [
         read_files(snapshot.location, _find_files(snapshot, kind, row_filter), stored, row_filter)
@@ -389,7 +392,7 @@ def _stored_schema(snapshot: Snapshot, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in stored_columns(columns)])
 
 
-def _filter(snapshot: Snapshot, series: Series, lows: Int64Array) -> RowFilter:
+def _make_row_filter(snapshot: Snapshot, series: Series, lows: Int64Array) -> RowFilter:
     commits = ANY_VALUE if snapshot.as_of is None else (MIN_NUMBER, snapshot.as_of)
     return RowFilter(series.names, commits=commits, lows=lows)
 
@@ -408,7 +411,7 @@ def _find_files(snapshot: Snapshot, kind: str, row_filter: RowFilter) -> list[Da
     ]
 
 
-def _locate(
+def _find_lows(
     snapshot: Snapshot,
     series: Series,
     retained: tuple[Int64Array, Int64Array],
@@ -419,7 +422,7 @@ def _locate(
     oldest, oldest_us = retained
     from_us = int(oldest_us.min(initial=MAX_NUMBER))
     row_filter = dataclasses.replace(
-        _filter(snapshot, series, oldest), times=(max(from_us, MIN_NUMBER), to_us)
+        _make_row_filter(snapshot, series, oldest), times=(max(from_us, MIN_NUMBER), to_us)
     )
     location = snapshot.location
     schema = pa.schema([BASE_SCHEMA.field(name) for name in KEYS[:3]])

@@ -29,8 +29,8 @@ from pyspark_tseries.read.newest import (
     Series,
     find_series,
     interleave,
-    read_located,
     read_newest,
+    read_newest_exactly,
 )
 from pyspark_tseries.read.scan import Answer, may_hide, pick_columns
 from pyspark_tseries.storage.erasures import find_erased_series
@@ -67,7 +67,8 @@ class NewestTable:
         columns: the columns of the rows.
         count: the number of originals of each series, if the series has as many.
         names: the series, sorted.
-        seen: the last sequence of each when it was read; NO_SEQUENCE if its rows are not valid.
+        seen_sequences: the last sequence of each when it was read; NO_SEQUENCE if its rows are
+            not valid.
         rows: their rows.
     """
 
@@ -78,7 +79,7 @@ class NewestTable:
     columns: list[str]
     count: int
     names: list[str]
-    seen: Int64Array
+    seen_sequences: Int64Array
     rows: NewestRows
 
     @lazy
@@ -86,7 +87,7 @@ class NewestTable:
         """The size of the rows."""
         return int(self.rows.table.nbytes)
 
-    def has(self, snapshot: Snapshot, columns: Sequence[str], count: int) -> bool:
+    def covers(self, snapshot: Snapshot, columns: Sequence[str], count: int) -> bool:
         """Return whether it has these columns and `count` rows of the store, as of any commit."""
         alike = self.values == snapshot.values and set(columns) <= set(self.columns)
         return alike and count <= self.count
@@ -231,23 +232,24 @@ class _Match:
 
     Attributes:
         table: the table; None if none serves.
-        at: the position of each series in the table, -1 if missing.
-        seen: the last sequence of each in the table; NO_SEQUENCE if its rows are not valid.
+        table_positions: the position of each series in the table, -1 if missing.
+        seen_sequences: the last sequence of each in the table; NO_SEQUENCE if its rows are not
+            valid.
         erased: the series with events that were erased since.
     """
 
     table: NewestTable | None
-    at: Int64Array
-    seen: Int64Array
+    table_positions: Int64Array
+    seen_sequences: Int64Array
     erased: Sequence[str] = ()
 
-    def rows(self, codes: Int64Array) -> NewestRows | None:
+    def rows(self, positions: Int64Array) -> NewestRows | None:
         """Return the valid rows of some series."""
         if self.table is None:
             return None
-        counts = self.seen[codes] != NO_SEQUENCE
-        rows = self.table.rows.pick(self.at[codes[counts]])
-        sizes = np.zeros(len(codes), np.int64)
+        counts = self.seen_sequences[positions] != NO_SEQUENCE
+        rows = self.table.rows.pick(self.table_positions[positions[counts]])
+        sizes = np.zeros(len(positions), np.int64)
         sizes[counts] = rows.sizes
         return NewestRows(rows.table, np.append(0, np.cumsum(sizes)))
 
@@ -268,33 +270,35 @@ class _Question:
             return read_newest(self.snapshot, self.series, self.columns, self.count)
         return self._read_exactly(np.arange(len(self.series)))
 
-    def _read_exactly(self, codes: Int64Array) -> NewestRows:
-        some_series = self.series.pick(codes)
-        return read_located(self.snapshot, some_series, self.columns, self.count, self.at_us)
+    def _read_exactly(self, positions: Int64Array) -> NewestRows:
+        some_series = self.series.pick(positions)
+        return read_newest_exactly(self.snapshot, some_series, self.columns, self.count, self.at_us)
 
     def answer(self, store: _StoreTables, *, is_all: bool) -> NewestRows:
         """Answer from a table, and bring the table up to date."""
         match = self._match(store)
-        stale = np.flatnonzero(match.seen != self.series.last)
+        stale = np.flatnonzero(match.seen_sequences != self.series.last)
         if len(stale) > MAX_SEPARATE_PROBES:
             with store.lock:
                 # Another thread may have read them in the meantime.
                 match = self._match(store)
-                stale = np.flatnonzero(match.seen != self.series.last)
+                stale = np.flatnonzero(match.seen_sequences != self.series.last)
                 rows, count = self._read_stale(store, match, stale, is_all)
         else:
             rows, count = self._read_stale(store, match, stale, is_all)
-        rows, doubtful = self._cut(self.series, rows, count)
+        rows, doubtful = self._select_visible(self.series, rows, count)
         return self._with_exact(rows, doubtful)
 
     def answer_at(self, store: _StoreTables) -> NewestRows:
         """Answer from a table if its rows reach back far enough, else from the files."""
         match = self._match(store)
-        fresh = np.flatnonzero(match.seen == self.series.last)
+        fresh = np.flatnonzero(match.seen_sequences == self.series.last)
         if match.table is None or not len(fresh):
             return self.read()
-        fresh_rows = match.table.rows.pick(match.at[fresh])
-        rows, doubtful = self._cut(self.series.pick(fresh), fresh_rows, match.table.count)
+        fresh_rows = match.table.rows.pick(match.table_positions[fresh])
+        rows, doubtful = self._select_visible(
+            self.series.pick(fresh), fresh_rows, match.table.count
+        )
         others = np.union1d(np.setdiff1d(np.arange(len(self.series)), fresh), fresh[doubtful])
         sure = np.flatnonzero(~np.isin(fresh, fresh[doubtful]))
         pieces = [(fresh[sure], _select(rows.pick(sure), self.columns))]
@@ -306,19 +310,19 @@ class _Question:
         """Return where the first table that serves has the series."""
         nothing = np.full(len(self.series), NO_SEQUENCE)
         for table in store.tables:
-            if not table.has(self.snapshot, self.columns, self.count):
+            if not table.covers(self.snapshot, self.columns, self.count):
                 continue
             erased = table.erased_since(self.snapshot)
             if erased is None:
                 continue
-            positions = find_names(self.series.names, table.names)
+            table_positions = find_names(self.series.names, table.names)
             seen_sequences = (
-                np.where(positions >= 0, table.seen[positions], NO_SEQUENCE)
+                np.where(table_positions >= 0, table.seen_sequences[table_positions], NO_SEQUENCE)
                 if len(table.names)
                 else nothing
             )
-            _forget(erased, self.series.names, seen_sequences)
-            return _Match(table, positions, seen_sequences, erased)
+            _invalidate_erased(erased, self.series.names, seen_sequences)
+            return _Match(table, table_positions, seen_sequences, erased)
         return _Match(None, nothing, nothing)
 
     def _read_stale(
@@ -327,7 +331,7 @@ class _Question:
         """Return the rows of all series, and their number for each; read the `stale` series."""
         table, size = match.table, len(self.series)
         if table is not None and not len(stale):
-            return table.rows.pick(match.at), table.count
+            return table.rows.pick(match.table_positions), table.count
         columns, count = self.columns, self.count
         if table is not None:
             columns, count = table.columns, table.count
@@ -345,10 +349,15 @@ class _Question:
                 count = max(count, newest_table.count)
         stale_series = self.series.pick(stale)
         stale_rows = read_newest(
-            self.snapshot, stale_series, columns, count, match.seen[stale], match.rows(stale)
+            self.snapshot,
+            stale_series,
+            columns,
+            count,
+            match.seen_sequences[stale],
+            match.rows(stale),
         )
         if is_kept:
-            patched = self._bring_up(
+            patched = self._patch_table(
                 match, stale, NewestRows(stale_rows.table.combine_chunks(), stale_rows.starts)
             )
             _keep(store, self._make_table(*patched, columns, count))
@@ -360,25 +369,23 @@ class _Question:
             size, [(stale, stale_rows), *([] if fresh_rows is None else [(fresh, fresh_rows)])]
         ), count
 
-    def _bring_up(
+    def _patch_table(
         self, match: _Match, stale: Int64Array, new: NewestRows
     ) -> tuple[list[str], Int64Array, NewestRows]:
         """Return the names, the last sequences and the rows of a table with `new` ones."""
         if match.table is None:
             return self.series.names, self.series.last, new
         before, names = match.table.names, self.series.names
-        found_count = np.count_nonzero(match.at >= 0)
+        found_count = np.count_nonzero(match.table_positions >= 0)
         if found_count == len(names) and found_count < len(before):
             names = before
         elif found_count < len(before):
             names = sorted({*before, *names})
-        positions, stale_positions = (
-            find_names(before, names),
-            find_names(self.series.names, names)[stale],
-        )
+        positions = find_names(before, names)
+        stale_positions = find_names(self.series.names, names)[stale]
         seen_sequences = np.full(len(names), NO_SEQUENCE)
-        seen_sequences[positions] = match.table.seen
-        _forget(match.erased, names, seen_sequences)
+        seen_sequences[positions] = match.table.seen_sequences
+        _invalidate_erased(match.erased, names, seen_sequences)
         seen_sequences[stale_positions] = self.series.last[stale]
         others = np.flatnonzero(~np.isin(positions, stale_positions))
         pieces = [(positions[others], match.table.rows.pick(others)), (stale_positions, new)]
@@ -406,7 +413,9 @@ class _Question:
             rows,
         )
 
-    def _cut(self, series: Series, rows: NewestRows, count: int) -> tuple[NewestRows, Int64Array]:
+    def _select_visible(
+        self, series: Series, rows: NewestRows, count: int
+    ) -> tuple[NewestRows, Int64Array]:
         """Return the rows that answer, and the series whose earlier rows may answer as well.
 
         `rows` are the newest `count` of each series.
@@ -417,8 +426,8 @@ class _Question:
             return rows, np.empty(0, np.int64)
         codes, is_kept = rows.codes, np.ones(rows.table.num_rows, bool)
         if hides:
-            low, low_us = series.retained(self.snapshot)
-            is_kept &= (rows.places >= low[codes]) & (rows.us >= low_us[codes])
+            oldest, oldest_us = series.retained(self.snapshot)
+            is_kept &= (rows.places >= oldest[codes]) & (rows.us >= oldest_us[codes])
         if self.at_us is not None:
             is_kept &= rows.us <= self.at_us
         inside = np.flatnonzero(is_kept)
@@ -430,19 +439,21 @@ class _Question:
             is_short[:] = False
         return rows.keep(is_kept), np.flatnonzero(is_short & (rows.sizes >= count))
 
-    def _with_exact(self, rows: NewestRows, codes: Int64Array) -> NewestRows:
+    def _with_exact(self, rows: NewestRows, positions: Int64Array) -> NewestRows:
         """Return `rows`, with the rows of some series read from the files."""
-        if not len(codes):
+        if not len(positions):
             return rows
-        others = np.setdiff1d(np.arange(len(self.series)), codes)
+        others = np.setdiff1d(np.arange(len(self.series)), positions)
         pieces = [
             (others, _select(rows.pick(others), self.columns)),
-            (codes, self._read_exactly(codes)),
+            (positions, self._read_exactly(positions)),
         ]
         return interleave(len(self.series), pieces)
 
 
-def _forget(erased: Sequence[str], names: Sequence[str], seen_sequences: Int64Array) -> None:
+def _invalidate_erased(
+    erased: Sequence[str], names: Sequence[str], seen_sequences: Int64Array
+) -> None:
     """Mark the rows of the series `erased` as no longer valid."""
     positions = find_names(erased, names)
     seen_sequences[positions[positions >= 0]] = NO_SEQUENCE

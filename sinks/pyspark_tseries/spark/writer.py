@@ -96,6 +96,8 @@ _LOG: Final = logging.getLogger(__name__)
 _told: Final[set[tuple[str, str]]] = set()
 """The warnings that this process has given: the query, and what each was about."""
 
+_told_lock: Final = threading.Lock()
+
 _NEW_QUERY_ADVICE: Final = (
     "this query has stored nothing here before, so it is a new one, as with a new or deleted "
     "checkpoint, and writes all of its input again: bring its checkpoint back if it had one; else "
@@ -164,9 +166,9 @@ def _commit(
 
     has_rows = any(task.output.rows for task in tasks)
     store = Store.open(target.location)
-    joins = _joins(store, target.plan, token)
+    joins = _begins_query(store, target.plan, token)
     commit = None
-    if has_rows or joins or _is_news(store, token, cti_us):
+    if has_rows or joins or _advances_cti(store, token, cti_us):
         batch = _build_batch(target, tasks, token, cti_us, joins=joins)
         try:
             commit = store.append(batch, synced=target.options.synced)
@@ -217,14 +219,14 @@ def _is_query(token: tuple[str, int] | None) -> TypeGuard[tuple[str, int]]:
     return token is not None and token[0].startswith(QUERY_PREFIX)
 
 
-def _joins(store: "Store", plan: RowPlan, token: tuple[str, int] | None) -> bool:
+def _begins_query(store: "Store", plan: RowPlan, token: tuple[str, int] | None) -> bool:
     """Return whether a batch is the first of a query that may append originals."""
     is_first = _is_query(token) and token[1] == 0
     # A query of edits would hold back the store's CTI for ever.
     return is_first and plan.edit_of is None and not store.has_token(token)
 
 
-def _is_news(store: "Store", token: tuple[str, int] | None, cti_us: int | None) -> bool:
+def _advances_cti(store: "Store", token: tuple[str, int] | None, cti_us: int | None) -> bool:
     """Return whether a CTI is above the last one that its writer has committed."""
     last_us = store.metadata().ctis.writers.get(name_writer(token))
     return cti_us is not None and (last_us is None or cti_us > last_us)
@@ -272,8 +274,10 @@ def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Staged
 
 def _tell_once(query_id: str, about: str, text: str, *more: object) -> None:
     """Log `text` with a query's id and `more`, unless the query was warned `about` the same."""
-    if (query_id, about) not in _told:
+    with _told_lock:
+        is_new = (query_id, about) not in _told
         _told.add((query_id, about))
+    if is_new:
         _LOG.warning(text, query_id, *more)
 
 

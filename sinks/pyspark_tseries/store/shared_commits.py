@@ -2,7 +2,7 @@
 
 The leader, one of the waiting callers, commits for all callers that are waiting when it gets the
 commit lock, so that files are written and synced once. The others sleep until their event is stored
-or refused; then the leader makes a new caller the leader. The callers could have got the same
+or refused; then the leader hands over to another caller. The callers could have got the same
 result one after the other: within a batch the events of a series are in the order of their
 timestamps, and none makes another late.
 

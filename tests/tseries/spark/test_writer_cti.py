@@ -1,10 +1,13 @@
 """The CTI that a query's batches commit with, and what its users are told of it."""
 
+import threading
+
 import pytest
 from pyspark.sql.types import StructType
 from tseries.spark_calls import ROWS, Query
 
 from pyspark_tseries import DefaultSource, TimeSeries
+from pyspark_tseries.spark import writer
 
 FINAL_MS = 253_402_300_799_000
 
@@ -120,6 +123,27 @@ def test_unreadable_entry_gives_no_cti_is_told_once_and_a_later_one_counts(tmp_p
     assert query.cti() is None
     query.commit(2, watermark_ms=7)
     assert query.cti() == 7
+
+
+def test_two_threads_of_a_query_that_warn_of_the_same_warn_once(monkeypatch, caplog):
+    def warn():
+        writer._tell_once("query", "about", "%s has no effect")
+
+    class Told(set):
+        """The first thread that asks lets a second one in, if nothing keeps it out."""
+
+        def __contains__(self, key):
+            is_told = super().__contains__(key)
+            if not second.ident:
+                second.start()
+                second.join(0.2)
+            return is_told
+
+    second = threading.Thread(target=warn)
+    monkeypatch.setattr(writer, "_told", Told())
+    warn()
+    second.join()
+    assert [each.getMessage() for each in caplog.records] == ["query has no effect"]
 
 
 def test_subscriber_is_told_once_of_writers_without_ctis(tmp_path, caplog):
