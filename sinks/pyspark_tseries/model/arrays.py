@@ -133,6 +133,18 @@ def are_sorted_keys(codes: Int64Array, sequence: Int64Array) -> bool:
     return bool(np.all((step > 0) | ((step == 0) & (ahead > 0))))
 
 
+def flag_last(codes: Int64Array, count: int) -> BoolArray:
+    """Flag the last `count` rows of each code; `codes` are sorted.
+
+    >>> flag_last(np.array([0, 0, 0, 2]), 2).tolist()
+    [False, True, True, True]
+    """
+    if count >= len(codes):
+        return np.ones(len(codes), bool)
+    flags: BoolArray = np.searchsorted(codes, codes, "right") - np.arange(len(codes)) <= count
+    return flags
+
+
 def reduce_runs(
     function: np.ufunc, values: npt.NDArray[Any], begins: Int64Array, sizes: Int64Array
 ) -> npt.NDArray[Any]:

@@ -29,6 +29,7 @@ from pyspark_tseries.model.arrays import (
     Int64Array,
     KeyRange,
     encode_runs,
+    flag_last,
     sort_keys,
     to_int64,
 )
@@ -262,9 +263,13 @@ def newest_in(
     """
     series = find_series(index, None if names is None else sorted(set(names)))
     inside = keys.contains(pa.array(series.names, pa.string()), np.zeros(len(series.names), int))
-    read_columns = [*columns, *(name for name in KEYS if name not in columns)]
+    read_columns = _with_keys(columns)
     rows = read_newest(snapshot, series.pick(np.flatnonzero(inside)), read_columns, count)
     return rows.table.select(list(columns))
+
+
+def _with_keys(columns: Sequence[str]) -> list[str]:
+    return [*columns, *(name for name in KEYS if name not in columns)]
 
 
 def read_newest_one(
@@ -278,7 +283,7 @@ def read_newest_one(
     state, floors = index.lookup_one(name), index.min_retained([name])
     last_sequence, us = state["last_sequence"], state["original_us"]
     is_shown = last_sequence >= floors["floor_sequence"][0] and us >= floors["floor_us"][0]
-    read_columns = [*columns, *(key for key in KEYS if key not in columns)]
+    read_columns = _with_keys(columns)
     if (
         NO_SEQUENCE != last_sequence == state["original_sequence"]
         and is_shown
@@ -344,11 +349,9 @@ def _pick_newest(
     # An edit has no place here if its original is hidden, or older than the newest ones.
     has_place = np.maximum.reduceat(is_place[order], firsts) if len(firsts) else np.empty(0, bool)
     lasts = (np.append(firsts, len(order))[1:] - 1)[has_place]
-    from_end = np.searchsorted(ordered_codes[lasts], ordered_codes[lasts], "right")
     # Such as the places 1 1 2 of series 0 (an original and its edit, another original) and 5 of
-    # series 1, for a count of 1: `firsts` is 0 2 3, `lasts` 1 2 3, and `from_end` minus their
-    # positions 2 1 1, so rows 2 and 3 are the newest.
-    newest_lasts = lasts[from_end - np.arange(len(lasts)) <= count]
+    # series 1: `firsts` is 0 2 3, `lasts` is 1 2 3, and for a count of 1 the newest are 2 and 3.
+    newest_lasts = lasts[flag_last(ordered_codes[lasts], count)]
     sizes = np.bincount(ordered_codes[newest_lasts], minlength=len(series))
     chosen = order[newest_lasts]
     if not np.array_equal(chosen, np.arange(rows.num_rows)):
@@ -467,7 +470,6 @@ class _NewestKeys:
         codes, sequence = np.concatenate(self._codes), np.concatenate(self._sequences)
         order = sort_keys(codes, sequence)
         codes, sequence = codes[order], sequence[order]
-        behind = np.searchsorted(codes, codes, "right") - np.arange(len(codes))
-        is_newest = behind <= self._count
+        is_newest = flag_last(codes, self._count)
         self._codes, self._sequences = [codes[is_newest]], [sequence[is_newest]]
         return self._codes[0], self._sequences[0]

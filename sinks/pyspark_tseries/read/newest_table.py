@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.threads import lazy
-from pyspark_tseries.model.arrays import NO_SEQUENCE, Int64Array, to_int64
+from pyspark_tseries.model.arrays import NO_SEQUENCE, Int64Array, flag_last, to_int64
 from pyspark_tseries.model.columns import result_schema
 from pyspark_tseries.model.series_index import SeriesIds, SeriesIndex
 from pyspark_tseries.read.newest import (
@@ -431,8 +431,7 @@ class _Question:
         if self.at_us is not None:
             is_kept &= rows.us <= self.at_us
         inside = np.flatnonzero(is_kept)
-        behind = np.searchsorted(codes[inside], codes[inside], "right") - np.arange(len(inside))
-        is_kept[inside] = behind <= self.count
+        is_kept[inside] = flag_last(codes[inside], self.count)
         is_short = np.bincount(codes[is_kept], minlength=len(series)) < self.count
         # Without times and erased events, all hidden rows come before the visible ones.
         if self.at_us is None and not self.snapshot.has_erasures:

@@ -28,6 +28,7 @@ from pyspark_tseries.model.arrays import (
     NO_SEQUENCE,
     BoolArray,
     Int64Array,
+    flag_last,
 )
 from pyspark_tseries.model.ranges import (
     FULL_RANGE,
@@ -272,7 +273,7 @@ def select(events: Events, query: Query) -> Selection:
         edits = rows[events.original[rows] != NO_SEQUENCE]
         latest = edits[_find_last_of_each(original[edits])]
         rows = np.sort(np.concatenate([rows[events.original[rows] == NO_SEQUENCE], latest]))
-    return Selection(rows[_within_limit(events, rows, query.limit)], len(rows))
+    return Selection(rows[flag_last(events.codes[rows], query.limit)], len(rows))
 
 
 def _find_last_of_each(group: Int64Array) -> Int64Array:
@@ -282,15 +283,6 @@ def _find_last_of_each(group: Int64Array) -> Int64Array:
     _, from_end = np.unique(group[::-1], return_index=True)
     positions: Int64Array = len(group) - 1 - from_end
     return positions
-
-
-def _within_limit(events: Events, rows: Int64Array, limit: int) -> BoolArray:
-    """Flag the last `limit` rows of each series; `rows` are in the query's order."""
-    if limit >= len(rows):
-        return np.ones(len(rows), bool)
-    codes = events.codes[rows]
-    flags: BoolArray = np.searchsorted(codes, codes, "right") - np.arange(len(rows)) <= limit
-    return flags
 
 
 def _find_originals(events: Events) -> Int64Array:

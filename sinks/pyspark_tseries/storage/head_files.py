@@ -31,7 +31,9 @@ from pyspark_tseries.model.series_index import (
 )
 from pyspark_tseries.storage.location import Location
 
-_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+"""Of Arrow streams in heads and of staged rows."""
+
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 SMALL_FILE_ROWS: Final = 64
 """Tables of fewer rows are not worth compressing."""
@@ -71,7 +73,7 @@ def _format_head(table: pa.Table) -> bytes:
         messages = (table.schema.serialize(), batches[0].serialize(), _END_OF_STREAM)
         return b"".join(map(memoryview, messages))
     content = io.BytesIO()
-    options = _LZ4 if table.num_rows >= SMALL_FILE_ROWS else None
+    options = LZ4 if table.num_rows >= SMALL_FILE_ROWS else None
     with pa.ipc.new_stream(content, table.schema, options=options) as writer:
         writer.write_table(table)
     return content.getvalue()

@@ -25,7 +25,7 @@ from pyspark_tseries.model.arrays import NEVER_US, UNTIMED, Int64Array
 from pyspark_tseries.model.commits import CommitMetadata
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import WrittenFile, rows_for_bytes
-from pyspark_tseries.storage.head_files import last_index
+from pyspark_tseries.storage.head_files import LZ4, last_index
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.numbering import (
     SeriesLookup,
@@ -253,8 +253,6 @@ def _merge_chunks(
 INLINE_BYTES: Final = 64 * 1024
 """Up to this size, Spark carries a message faster than a file can be written and read."""
 
-_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
-
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
@@ -288,7 +286,7 @@ def stage(
 
 def _write_stream(sink: io.IOBase, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
     rows = 0
-    with pa.ipc.new_stream(sink, schema, options=_LZ4) as writer:
+    with pa.ipc.new_stream(sink, schema, options=LZ4) as writer:
         for batch in batches:
             writer.write_batch(batch)
             rows += batch.num_rows
