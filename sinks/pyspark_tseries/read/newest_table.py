@@ -332,21 +332,7 @@ class _Question:
         table, size = match.table, len(self.series)
         if table is not None and not len(stale):
             return table.rows.pick(match.table_positions), table.count
-        columns, count = self.columns, self.count
-        if table is not None:
-            columns, count = table.columns, table.count
-            is_kept = (
-                is_all
-                or table.rows.table.num_rows <= MAX_PATCHED_ROWS
-                or len(stale) * SERIES_PER_PATCH >= len(table.names)
-            )
-        else:
-            newest_table = store.tables[0] if store.tables else None
-            is_kept = is_all or newest_table is None or 2 * size >= len(newest_table.names)
-            if is_kept and newest_table is not None and newest_table.values == self.snapshot.values:
-                names = result_schema(self.snapshot.values).names
-                columns = [name for name in names if name in {*columns, *newest_table.columns}]
-                count = max(count, newest_table.count)
+        columns, count, is_kept = self._plan_table(store, table, len(stale), is_all)
         stale_series = self.series.pick(stale)
         stale_rows = read_newest(
             self.snapshot,
@@ -368,6 +354,27 @@ class _Question:
         return interleave(
             size, [(stale, stale_rows), *([] if fresh_rows is None else [(fresh, fresh_rows)])]
         ), count
+
+    def _plan_table(
+        self, store: _StoreTables, table: NewestTable | None, stale_count: int, is_all: bool
+    ) -> tuple[list[str], int, bool]:
+        """Return the columns and the number of rows to read, and whether to keep the new table."""
+        if table is not None:
+            is_kept = (
+                is_all
+                or table.rows.table.num_rows <= MAX_PATCHED_ROWS
+                or stale_count * SERIES_PER_PATCH >= len(table.names)
+            )
+            return table.columns, table.count, is_kept
+        newest_table = store.tables[0] if store.tables else None
+        if newest_table is None:
+            return self.columns, self.count, True
+        is_kept = is_all or 2 * len(self.series) >= len(newest_table.names)
+        if not is_kept or newest_table.values != self.snapshot.values:
+            return self.columns, self.count, is_kept
+        names = result_schema(self.snapshot.values).names
+        columns = [name for name in names if name in {*self.columns, *newest_table.columns}]
+        return columns, max(self.count, newest_table.count), True
 
     def _patch_table(
         self, match: _Match, stale: Int64Array, new: NewestRows
