@@ -15,7 +15,6 @@ import inspect
 import os
 import re
 import threading
-import weakref
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,8 +110,6 @@ def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyR
     relation: duckdb.DuckDBPyRelation = eval(
         "__tseries_run()", {"__tseries_run": run}, _find_variables(statement)
     )
-    # DuckDB before version 2 closes a cursor that only relations need.
-    weakref.finalize(relation, id, cursor).atexit = False
     return relation
 
 
