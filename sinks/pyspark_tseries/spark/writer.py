@@ -93,10 +93,8 @@ class StagedTask(WriterCommitMessage):
 
 _LOG: Final = logging.getLogger(__name__)
 
-_told: Final[set[tuple[str, str]]] = set()
-"""The warnings that this process has given: the query, and what each was about."""
-
-_told_lock: Final = threading.Lock()
+_told: Final[dict[tuple[str, str], object]] = {}
+"""The warnings that this process has given, by the query and what each was about."""
 
 _NEW_QUERY_ADVICE: Final = (
     "this query has stored nothing here before, so it is a new one, as with a new or deleted "
@@ -274,10 +272,9 @@ def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Staged
 
 def _tell_once(query_id: str, about: str, text: str, *more: object) -> None:
     """Log `text` with a query's id and `more`, unless the query was warned `about` the same."""
-    with _told_lock:
-        is_new = (query_id, about) not in _told
-        _told.add((query_id, about))
-    if is_new:
+    call = object()
+    # One step, so that of two threads one warns; a lock might be held when the process forks.
+    if _told.setdefault((query_id, about), call) is call:
         _LOG.warning(text, query_id, *more)
 
 

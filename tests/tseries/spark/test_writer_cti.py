@@ -129,15 +129,14 @@ def test_two_threads_of_a_query_that_warn_of_the_same_warn_once(monkeypatch, cap
     def warn():
         writer._tell_once("query", "about", "%s has no effect")
 
-    class Told(set):
-        """The first thread that asks lets a second one in, if nothing keeps it out."""
+    class Told(dict):
+        """The first thread that asks lets a second one in."""
 
-        def __contains__(self, key):
-            is_told = super().__contains__(key)
+        def setdefault(self, key, call):
             if not second.ident:
                 second.start()
-                second.join(0.2)
-            return is_told
+                second.join()
+            return super().setdefault(key, call)
 
     second = threading.Thread(target=warn)
     monkeypatch.setattr(writer, "_told", Told())
