@@ -5,10 +5,10 @@ On the same files, those of the store: DuckDB over its live Parquet files, delta
 themselves (`stores`). DuckDB and deltalake merge no edits, which is right here, where there are
 none, and is their best case.
 
-`tseries` answers lastpoint with `TimeSeries.latest`, the groupbys with `every`, whose buckets are
-those of a series (Arrow takes the greatest of eight series for single-groupby-5-8-1), and
-high-cpu-all with `TimeSeries.sql`, over the view of current values: each time it asks the log for
-newer commits, and it would merge edits and hide what is out of range.
+`tseries` answers lastpoint with `TimeSeries.latest`, single-groupby-1-1-1 and double-groupby-1 with
+`every`, whose buckets are those of a series, and the others with `TimeSeries.sql`, over the view of
+current values: each time it asks the log for newer commits, and it would merge edits and hide what
+is out of range.
 
 Each is opened once and kept open, as services have it.
 """
@@ -75,30 +75,25 @@ def from_tseries(place: Path) -> Ask:
 
 
 _BUCKETS: Final = {
-    "single-groupby-1-1-1": ("minute", 60_000_000, "max"),
-    "single-groupby-5-8-1": ("minute", 60_000_000, "max"),
-    "double-groupby-1": ("hour", 3_600_000_000, "mean"),
+    "single-groupby-1-1-1": ("minute", 60_000_000, ["minute", "usage_user"]),
+    "double-groupby-1": ("hour", 3_600_000_000, ["hour", "series", "mean"]),
 }
-"""Kinds that ask for buckets of series: their width, that in us, and the aggregate."""
+"""Kinds that ask for buckets of series: the width, in us, and the columns of the answer."""
 
 
 def _ask_buckets(store: TimeSeries, query: Query) -> pa.Table:
     """Ask for the greatest values each minute, or the means each hour."""
-    width, width_us, aggregate = _BUCKETS[query.kind.name]
+    width, width_us, columns = _BUCKETS[query.kind.name]
     first, end = instant_of(query.start_us), instant_of(query.end_us)
     fields = query.kind.fields
-    aggregates = {name: (name, aggregate) for name in fields}
+    named = {name: (name, "max") for name in fields}
+    if width == "hour":
+        named = {"mean": (fields[0], "mean")}
     asked = store.range_query().from_(first).to(end - timedelta(microseconds=1))
-    buckets = asked.every(f"1 {width}").aggregate(**aggregates).select_from(query.hosts or None)
-    rows = buckets.to_arrow()
-    number = pc.divide(rows["timestamp"].cast(pa.int64()), width_us)
-    rows = rows.append_column(width, number)
-    if aggregate == "mean":
-        return rows.select([width, "series", *fields])
-    if len(query.hosts) > 1:
-        rows = rows.group_by(width).aggregate([(name, aggregate) for name in fields])
-        fields = tuple(f"{name}_{aggregate}" for name in fields)
-    return rows.select([width, *fields])
+    buckets = asked.every(f"1 {width}").aggregate(**named).select_from(query.hosts or None)
+    found = buckets.to_arrow()
+    number = pc.divide(found["timestamp"].cast(pa.int64()), width_us)
+    return found.append_column(width, number).select(columns)
 
 
 READERS: Final[dict[str, tuple[str, Callable[[Path], Ask]]]] = {
