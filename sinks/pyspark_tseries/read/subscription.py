@@ -300,7 +300,7 @@ class Subscription:
         if position.store != self._store.id:
             raise UnusableStore(
                 f"{words.position} is of another store than the one now at '{self._store.root}'",
-                "the store that the query subscribed to",
+                "the store that was subscribed to",
                 f"correct the path, or {words.other}",
             )
         if position.commit_id is None:
@@ -311,7 +311,7 @@ class Subscription:
                 f"the store '{self._store.root}' {change}, and {words.reader} has seen "
                 f"{position.commit_id} there: an older state of the store was put back, or another "
                 "copy of it",
-                "the store that the query has read, or a later state of that",
+                "the store as it was read, or a later state of that",
                 f"put that state of the store back; or {words.way_back}; or {words.anew}. "
                 "Nothing was delivered since",
             )

@@ -69,7 +69,7 @@ class SharedBatch:
     """Only batches without a token share a commit."""
 
     has_edits = is_slow = False
-    """A shared batch has few rows and no edits, because originals are not looked up row by row."""
+    """Few rows; edits are left out, since their originals are not looked up row by row."""
 
     def __init__(self, draw: Callable[[], Sequence[Batch]]) -> None:
         self._draw = draw
@@ -174,7 +174,7 @@ class SharedCommits:
         raise caller.outcome
 
     def _append_alone(self, caller: "_Caller") -> tuple[AppendedEvent, bool]:
-        """Append without the others: a signal handler runs in a thread that is appending."""
+        """Append alone in a signal handler of an appending thread, where waiting would deadlock."""
         batch = SharedBatch(lambda: [caller.batch])
         try:
             commit = self._append(batch, synced=caller.synced)

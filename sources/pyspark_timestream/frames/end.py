@@ -211,12 +211,19 @@ class EndRequests:
             OSError: the directory is not writable, or another user owns a file of that name.
         """
         path = self._path_of(stream)
-        if not _is_own(path):
+        if _is_own(path):
+            return
+        try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            if not _is_own(path):  # Another call of this user may have just made it.
+                raise
 
     def withdraw(self, stream: str) -> None:
-        """Withdraw the request, so that a later run of the stream does not find it."""
-        self._path_of(stream).unlink(missing_ok=True)
+        """Withdraw this user's request, so that a later run of the stream does not find it."""
+        path = self._path_of(stream)
+        if _is_own(path):
+            path.unlink(missing_ok=True)
 
     def take(self, stream: str, is_running: bool) -> bool:
         """Return whether this user asks the stream with that id to end.

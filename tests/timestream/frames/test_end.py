@@ -102,6 +102,30 @@ def test_a_stream_with_ctis_is_known_by_its_settings(raw):
     assert given.settings().keys().isdisjoint(CTI_SETTINGS) != given.has_ctis
 
 
+def test_two_calls_at_once_ask_for_one_end(monkeypatch, tmp_path):
+    requests, is_own, asked = EndRequests(tmp_path), end._is_own, []
+
+    def look_too_early(path):
+        asked.append(path)
+        return len(asked) > 1 and is_own(path)
+
+    requests.make(STREAM)
+    monkeypatch.setattr(end, "_is_own", look_too_early)
+    requests.make(STREAM)
+    assert requests.take(STREAM, True)
+
+
+def test_what_is_not_this_users_is_no_request_and_stays(tmp_path):
+    requests = EndRequests(tmp_path)
+    foreign = requests._path_of(STREAM)
+    foreign.mkdir()
+    with pytest.raises(FileExistsError):
+        requests.make(STREAM)
+    requests.withdraw(STREAM)
+    assert foreign.is_dir()
+    assert not requests.take(STREAM, True)
+
+
 def test_a_server_makes_and_withdraws_requests_where_its_readers_look(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     make, withdraw = ({"act": act, "stream": STREAM} for act in ("make", "withdraw"))
