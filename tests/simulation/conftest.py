@@ -1,0 +1,16 @@
+"""What a simulated death leaves open is closed in the test that it belongs to."""
+
+import gc
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_open_files_outlive_a_test() -> Iterator[None]:
+    """A process that is killed closes nothing: its files would warn in whatever test comes next."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
