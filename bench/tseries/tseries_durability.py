@@ -5,6 +5,8 @@ every commit (`synchronous=FULL`), and beside the same without (`NORMAL`: at che
 events a second of 1, 4 and 16 threads, each of which waits until its event is on the disk. What it
 measures is the disk below the temporary directory; on a `tmpfs` it measures nothing.
 
+Of single events also the slowest percent: the 99th percentile of their commits beside the median.
+
 What the disk allows is measured beside: one write with its sync, and the fewest with which a Delta
 commit can be made: an entry and a file of events, each written, synced and with its directory's
 name for it, the entry's after the rest.
@@ -19,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from statistics import median
+from statistics import median, quantiles
 
 import pyarrow as pa
 from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
@@ -29,6 +31,9 @@ from pyspark_tseries import TimeSeries
 
 COMMITS = size(100, 20)
 """A round."""
+
+STEADY_COMMITS = size(1_000, 100)
+"""A round, of those whose slowest percent is measured: seven checkpoints."""
 
 THREADS = (1, 4, 16)
 THREAD_EVENTS = size(400, 64)
@@ -93,6 +98,23 @@ def tseries(location: str, durability: str, rows: int) -> Contender:
         store.append_many(pa.table({"series": names, "value": range(rows)}))
 
     return in_turn(write)
+
+
+def slowest_percent(location: str) -> Comparison:
+    """The 99th percentile of the commits of single events beside their median."""
+    store = TimeSeries.create(f"{location}/slowest", {"value": pa.int64()}, "limit 1000")
+    took: dict[str, list[float]] = {"median": [], "99th percentile": []}
+    for turn in range(1 + ROUNDS):
+        ms: list[float] = []
+        for number in range(STEADY_COMMITS):
+            began = time.perf_counter()
+            store.append(f"series {number % SERIES}", number)
+            ms.append((time.perf_counter() - began) * 1000)
+        if turn:  # The first is the warm-up, as in the other jobs.
+            took["median"].append(median(ms))
+            took["99th percentile"].append(quantiles(ms, n=100)[-1])
+    work = {"commits": STEADY_COMMITS}
+    return Comparison("a commit of one event, synced: its slowest percent", took, 0, "ms", work)
 
 
 def one_sync(location: str) -> Contender:
@@ -202,6 +224,7 @@ def main() -> None:
     """Print the rows."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
         jobs = alone(f"{location}")
+        jobs.append(slowest_percent(location))
         os.mkdir(f"{location}/disk")
         jobs += against_the_disk(f"{location}/disk")
         jobs += [shared_by(location, threads) for threads in THREADS]

@@ -177,7 +177,7 @@ def a_fetch_that_hung_goes_on_one_offset_later(patch: Patch) -> None:
 
 @bug(of=StoreWorld)
 def a_batch_that_is_stored_is_stored_again(patch: Patch) -> None:
-    patch.setattr(stores, "is_replay", lambda *given: False)
+    patch.setattr(stores, "check_replay", lambda *given: False)
 
 
 @bug(of=StoreWorld)
@@ -192,10 +192,10 @@ def a_store_that_was_put_back_is_not_noticed(patch: Patch) -> None:
 
 @bug(of=RestoredWorld)
 def a_batch_of_an_older_checkpoint_is_taken_for_one_that_is_stored(patch: Patch) -> None:
-    def is_replay(root: Any, token: Any, digest: Any, last: Any, stored: Any) -> bool:
+    def check_replay(root: Any, token: Any, digest: Any, last: Any, stored: Any) -> bool:
         return last is not None and token[1] <= last
 
-    patch.setattr(stores, "is_replay", is_replay)
+    patch.setattr(stores, "check_replay", check_replay)
 
 
 @bug(of=WideWorld)

@@ -764,8 +764,8 @@ def _find_breaks(
 def _usual_gap(us: Int64Array) -> int | None:
     if len(us) <= _MIN_DISTANCES:
         return None
-    usual = float(np.quantile(np.diff(us), 0.95, method="lower"))
-    return int(3 * usual) if usual else None
+    distance_us = float(np.quantile(np.diff(us), 0.95, method="lower"))
+    return int(3 * distance_us) if distance_us else None
 
 
 def _thin(

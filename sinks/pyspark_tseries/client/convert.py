@@ -17,8 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from pyspark_timestream.core.conversion import (
+    MAX_WIDE_DIGITS,
+    build_nested,
+    find_long_decimals,
+    list_lengths,
+)
 from pyspark_timestream.core.instants import from_datetime, timedelta_to_us
-from pyspark_timestream.core.nested import build_nested, list_lengths
 from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.arrays import Int64Array, find_first
@@ -269,10 +274,6 @@ def _leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         raise misfit_in_row from None
 
 
-_MOST_WIDE_DIGITS: Final = 76
-"""The digits of a decimal of 256 bits."""
-
-
 def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
     """Return a cast to `kind` that raises ArrowException for a value that would not be equal."""
     is_text = kinds.is_string(have) or kinds.is_large_string(have) or kinds.is_string_view(have)
@@ -314,12 +315,9 @@ def _same_awareness(have: pa.DataType, kind: pa.DataType) -> bool:
 def _cast_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast decimals to `kind`, which has 128 bits; Arrow's own cast wraps one that is too long."""
     scale = array.type.scale
-    wide = array.cast(pa.decimal256(_MOST_WIDE_DIGITS, scale))
-    if kind.scale > scale:
-        greatest = Decimal((0, (9,) * (kind.precision - kind.scale + scale), -scale))
-        is_longer = pc.greater(pc.abs(wide), pa.scalar(greatest, wide.type))
-        if pc.any(is_longer, min_count=0).as_py():
-            raise pa.ArrowInvalid("a value has too many digits")
+    wide = array.cast(pa.decimal256(MAX_WIDE_DIGITS, scale))
+    if kind.scale > scale and pc.any(find_long_decimals(wide, kind), min_count=0).as_py():
+        raise pa.ArrowInvalid("a value has too many digits")
     return wide.cast(kind)
 
 

@@ -44,7 +44,13 @@ from pyspark_tseries.store.admin_commits import open_as_owner
 from pyspark_tseries.store.commit_history import keep_history
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import list_log_files, read_plain_entry
-from pyspark_tseries.store.log_writer import read_last_checkpoint, remove_shadows, sync_checkpoint
+from pyspark_tseries.store.log_writer import (
+    MAINTENANCE_LOCK,
+    read_last_checkpoint,
+    remove_shadows,
+    sync_checkpoint,
+    write_due_checkpoint,
+)
 from pyspark_tseries.store.store import Store
 
 REMOVED_FILE_RETENTION_HOURS: Final = 1
@@ -81,7 +87,6 @@ REMOTE_LOG_RETENTION_US: Final = 600_000_000
 PAUSE_BETWEEN_ROUNDS_S: Final = 1.0
 """Wait this long between two rounds of one process, to leave the machine to the writers."""
 
-LOCK_FILE: Final = "maintenance.lock"
 LOCK_VARIABLE: Final = "TSERIES_MAINTENANCE_LOCK"
 """This environment variable tells the process that it has inherited the lock."""
 
@@ -174,7 +179,7 @@ def _run_in_subprocess(location: Location) -> None:
     # Everybody on the machine can read a command line, but not an environment.
     environment[OPTIONS_VARIABLE] = json.dumps(location.storage_options or {})
     with contextlib.suppress(OSError):
-        with exclusive(location, LOCK_FILE) as lock:
+        with exclusive(location, MAINTENANCE_LOCK) as lock:
             if lock is None:
                 return
             environment[LOCK_VARIABLE] = str(lock)
@@ -206,7 +211,7 @@ def maintain(
     """
     author = author_or_user(principal)
     store = open_as_owner(path, storage_options, author, "maintain the store")
-    with exclusive(store.location, LOCK_FILE) as lock:
+    with exclusive(store.location, MAINTENANCE_LOCK) as lock:
         return None if lock is None else _run_round(store)
 
 
@@ -230,6 +235,8 @@ def _run_round(store: Store) -> MaintenanceResult:
     metadata = store.location.file("_tseries", "maintenance.error")
     try:
         merged = merge_file_groups(store, store.read_clock(), everything=False)
+        if store.location.is_local:  # Elsewhere Delta writes checkpoints, with the commits.
+            write_due_checkpoint(store.location, store.version(), store.log.checkpoint_interval())
         removed = remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:
         # Write nothing if the store was moved away: it could not be moved back.

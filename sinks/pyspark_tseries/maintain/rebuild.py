@@ -118,8 +118,8 @@ def find_wrong_bounds(store: Store) -> dict[DataFile, tuple[Finding, FileStats]]
     for file in (file for file in store.data_files() if not file.is_foreign):
         rows: FileStats | None = None
         with contextlib.suppress(OSError, UnusableStore):
-            for some in scan_file(store.location, file, BASE_SCHEMA, _BOUND_COLUMNS):
-                bounds = compute_stats(some)
+            for batch in scan_file(store.location, file, BASE_SCHEMA, _BOUND_COLUMNS):
+                bounds = compute_stats(batch)
                 rows = bounds if rows is None else rows.extended_with(bounds)
         if rows is not None:
             for finding in compare_bounds(file, logged[file.path], rows):

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.conversion import MAX_DIGITS
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import InvalidQuery, UnusableStore
@@ -233,7 +234,7 @@ def result_type(schema: pa.Schema, aggregate: Aggregate) -> pa.DataType:
         return kind
     if aggregate.function == "sum":
         if pa.types.is_decimal(kind):
-            return pa.decimal128(38, kind.scale)
+            return pa.decimal128(MAX_DIGITS, kind.scale)
         return pa.int64() if pa.types.is_integer(kind) else pa.float64()
     return pa.float64()
 

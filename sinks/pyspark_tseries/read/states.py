@@ -26,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.conversion import MAX_WIDE_DIGITS
 from pyspark_timestream.core.instants import DAY_US
 from pyspark_tseries.model.arrays import (
     UNTIMED,
@@ -486,7 +487,7 @@ def _fold_sum(values: pa.Array, runs: Runs) -> dict[str, Any]:
     if not len(runs):
         return {}
     if pa.types.is_decimal(values.type):
-        wide = values.cast(pa.decimal256(76, values.type.scale))
+        wide = values.cast(pa.decimal256(MAX_WIDE_DIGITS, values.type.scale))
         return {"decimal": _reduce_by_arrow(wide, runs, "sum")}
     numbers = values.to_numpy(zero_copy_only=False)
     if numbers.dtype.kind == "f":
@@ -560,9 +561,9 @@ def add_exactly(values: FloatArray, first_rows: Int64Array, sizes: Int64Array) -
     finite, is_huge = np.isfinite(values), np.abs(values) >= _LEAST_HUGE
     not_finite = np.where(finite, 0.0, values)
     huge = np.where(finite & is_huge, values, 0.0) * 2.0**-_HUGE_SCALE
-    usual = np.where(is_huge | ~finite, 0.0, values)
+    ordinary = np.where(is_huge | ~finite, 0.0, values)
     return {
-        **_split_values(usual, _find_largest(usual), first_rows, sizes),
+        **_split_values(ordinary, _find_largest(ordinary), first_rows, sizes),
         **_split_values(huge, _find_largest(huge), first_rows, sizes, _HUGE),
         _NO_NUMBER: _add_runs(not_finite, first_rows, sizes),
     }
@@ -585,16 +586,16 @@ def add_parts(sum_parts: Parts, first_rows: Int64Array, sizes: Int64Array) -> Pa
 
 def round_sums(sum_parts: Parts) -> FloatArray:
     """Return each sum as the nearest double."""
-    usual = [values for name, values in sum_parts.items() if name.isdigit()]
+    ordinary = [values for name, values in sum_parts.items() if name.isdigit()]
     # One addition rounds once.
-    sums = usual[0] + usual[1] if len(usual) > 1 else usual[0].copy()
-    if len(usual) > 2:
-        rows = np.flatnonzero(np.any(usual[2:], axis=0))
-        sums[rows] = [math.fsum(cells) for cells in np.stack(usual, axis=1)[rows].tolist()]
+    sums = ordinary[0] + ordinary[1] if len(ordinary) > 1 else ordinary[0].copy()
+    if len(ordinary) > 2:
+        rows = np.flatnonzero(np.any(ordinary[2:], axis=0))
+        sums[rows] = [math.fsum(cells) for cells in np.stack(ordinary, axis=1)[rows].tolist()]
     huge = [values for name, values in sum_parts.items() if name.startswith(_HUGE)]
     for row in np.flatnonzero(np.any(huge, axis=0)).tolist() if huge else []:
         above = sum(Fraction(float(values[row])) for values in huge) * 2**_HUGE_SCALE
-        sums[row] = _to_double(above + sum(Fraction(float(values[row])) for values in usual))
+        sums[row] = _to_double(above + sum(Fraction(float(values[row])) for values in ordinary))
     if _NO_NUMBER in sum_parts:
         not_finite = sum_parts[_NO_NUMBER]
         sums = np.where(not_finite != 0, not_finite, sums)

@@ -59,7 +59,7 @@ from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 from pyspark_tseries.write.numbering import FutureLimit
-from pyspark_tseries.write.rows import EDIT_OF, digest_rows, is_replay, staged_schema
+from pyspark_tseries.write.rows import EDIT_OF, check_replay, digest_rows, staged_schema
 
 Merge = str | Callable[[Any, Any], Any]
 """The rule that combines two results: `sum`, `min`, `max`, or a function of both."""
@@ -551,7 +551,7 @@ class _Plan:
         if decided is not None:
             bounds = decided[1]
             # A batch without windows to correct has no commit with a digest of its rows.
-            is_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, number, bounds.rows)
+            check_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, number, bounds.rows)
         else:
             bounds = self._find_bounds(store)
             if before is None or not before[1].compared:

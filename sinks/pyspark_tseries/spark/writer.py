@@ -348,7 +348,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from pyspark_tseries.store.store import Store
 
         target, store = self.target, Store.open(self.target.location)
-        store.is_replay(token, _sum_digests(tasks))
+        store.check_replay(token, _sum_digests(tasks))
         if batchId > 0 and is_empty and cti_us is None:
             return _remove_staged(self.target, tasks)
         synced = target.options.synced

@@ -22,7 +22,7 @@ from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retain
 from pyspark_tseries.model.series_index import SeriesIndex, make_full_table, next_metadata
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import readable_metadata, write_head
-from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.location import Location, parse_location, sync
 from pyspark_tseries.store.log_writer import NewEntry, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.batch import PreparedCommit
@@ -119,6 +119,10 @@ def replace_files(
     changes, now_ms = horizon is not None, now_us // 1000
     actions = [*remove_files(removed, now_ms, changes), *add_files(new_files, now_ms, changes)]
     files = [store.location.file(file.path) for file in new_files]
+    # Writers wait while the lock is held: before it, do most of what takes long.
+    store.refresh()
+    if store.location.is_local:
+        sync(files)
     with store.commit_lock() as log:
         live = {file.path for file in store.data_files()}
         if not live.issuperset(file.path for file in removed):

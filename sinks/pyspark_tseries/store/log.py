@@ -732,10 +732,14 @@ class Log:
         self._synced = version if synced else self._synced
         return True
 
+    def checkpoint_interval(self) -> int:
+        """Return the number of commits from one checkpoint to the next."""
+        setting = self.properties().get("delta.checkpointInterval")
+        return DEFAULT_CHECKPOINT_INTERVAL if setting is None else int(setting)
+
     def _checkpoint(self, version: int) -> None:
         """Let another thread write a checkpoint if one is due after the entry `version`."""
-        setting = self.properties().get("delta.checkpointInterval")
-        interval = DEFAULT_CHECKPOINT_INTERVAL if setting is None else int(setting)
+        interval = self.checkpoint_interval()
         if self._last_checkpoint is None:
             # A process that commits once must also write one, if earlier processes have not.
             self._last_checkpoint = read_last_checkpoint(self.location).version

@@ -24,6 +24,7 @@ import contextlib
 import functools
 import glob
 import json
+import math
 import os
 import pathlib
 import re
@@ -576,6 +577,13 @@ CHECKPOINT_LOCK: Final = "checkpoint.lock"
 """Hold this lock to add a checkpoint beside commits, or to remove the log before one: so no added
 checkpoint is older than the removed log."""
 
+MAINTENANCE_LOCK: Final = "maintenance.lock"
+"""Hold this lock to maintain the store, one process of a host at a time. Meanwhile writers leave
+checkpoints to that process: a checkpoint beside commits makes a few of them wait."""
+
+_INTERVALS_LEFT: Final = 4
+"""After this many intervals without a checkpoint writers write one, maintained or not."""
+
 _NUMBERED: Final = re.compile(r"(\d{20})\.(json|checkpoint.*)")
 
 
@@ -614,13 +622,34 @@ def write_checkpoint(location: Location, version: int) -> None:
 
 
 def checkpoint_later(location: Location, version: int, interval: int) -> None:
-    """Write a checkpoint in another thread, if the last one is `interval` entries before `version`.
+    """Call `write_due_checkpoint` in another thread, unless a process maintains the store.
 
-    The entry `version` is in the log. Errors are left out: the entries are there without it, and
-    the next checkpoint is written as if this one had not been due. One process at a time writes
-    checkpoints of a store.
+    The entry `version` is in the log.
     """
     _checkpointer(os.getpid()).add(location, version, interval)
+
+
+def write_due_checkpoint(
+    location: Location, version: int, interval: int, entry: tuple[int, int] | None = None
+) -> None:
+    """Write a checkpoint of `version` if the last one is `interval` entries before it.
+
+    Write none if another process is writing one, or if the store is not the one whose entry
+    `version` has the identity `entry` (None: any). Errors are left out: the entries are there
+    without it, and the next checkpoint is written as if this one had not been due.
+    """
+    with contextlib.suppress(*UNREADABLE), exclusive(location, CHECKPOINT_LOCK) as lock:
+        # The store may have been removed meanwhile, and another one may be at its path.
+        is_there = entry is None or location.identity(entry_path(location, version)) == entry
+        if lock is not None and is_there and _count_overdue(location, version) >= interval:
+            write_checkpoint(location, version)
+
+
+def _count_overdue(location: Location, version: int) -> float:
+    """Return the entries from the last checkpoint to `version`; infinity if that is missing."""
+    last_version = read_last_checkpoint(location).version
+    is_missing = last_version >= 0 and not has_checkpoint(location, last_version)
+    return math.inf if is_missing else version - last_version
 
 
 def wait_for_checkpoints() -> None:
@@ -656,15 +685,18 @@ class _Checkpointer:
         if due is None:
             return  # It was written together with one that was due earlier.
         version, interval, entry = due
-        with contextlib.suppress(*UNREADABLE), exclusive(location, CHECKPOINT_LOCK) as lock:
-            last_version = read_last_checkpoint(location).version
-            is_due = version - last_version >= interval or not has_checkpoint(
-                location, last_version
-            )
-            # The store may have been removed meanwhile, and another one may be at its path.
-            is_there = location.identity(entry_path(location, version)) == entry
-            if lock is not None and is_due and is_there:
-                write_checkpoint(location, version)
+        with contextlib.suppress(*UNREADABLE):
+            is_late = _count_overdue(location, version) >= _INTERVALS_LEFT * interval
+            if is_late or not _is_maintained(location):
+                write_due_checkpoint(location, version, interval, entry)
+
+
+def _is_maintained(location: Location) -> bool:
+    """Return whether a process of this host is maintaining the store, which is on a local path."""
+    if os.path.exists(location.file("_tseries", MAINTENANCE_LOCK)):
+        with contextlib.suppress(OSError), exclusive(location, MAINTENANCE_LOCK) as lock:
+            return lock is None
+    return False
 
 
 @functools.lru_cache(maxsize=1)
@@ -827,15 +859,13 @@ def _subject_of(line: bytes) -> tuple[str, str] | None:
 
 def log_tail(names: Iterable[str], version: int) -> list[str]:
     """Return names: the last checkpoint up to `version`, and the entries from it to `version`."""
-    numbered = [
-        (int(match[1]), match[2], match[0])
-        for name in names
-        if (match := _NUMBERED.fullmatch(name))
-    ]
-    checkpoints = [number for number, kind, _ in numbered if kind != "json" and number <= version]
-    last_checkpoint = max(checkpoints, default=-1)
+    # Compare text first: a log has a thousand names, most of them before the last checkpoint.
+    end, names = f"{version + 1:020d}", list(names)
+    checkpoints = [name for name in names if ".checkpoint" in name and name < end]
+    last = max((name[:20] for name in checkpoints if _NUMBERED.fullmatch(name)), default="")
     return [
         name
-        for number, kind, name in numbered
-        if (number == last_checkpoint if kind != "json" else last_checkpoint <= number <= version)
+        for name in names
+        if last <= name < end and (match := _NUMBERED.fullmatch(name))
+        if match[2] == "json" or match[1] == last
     ]

@@ -69,7 +69,7 @@ from pyspark_tseries.write.batch import (
     batch_transactions,
     digest_transaction,
 )
-from pyspark_tseries.write.rows import is_replay
+from pyspark_tseries.write.rows import check_replay
 
 COLUMNS_TRANSACTION: Final = "tseries:columns"
 """Its version is the last commit that gave value columns wider types."""
@@ -499,7 +499,7 @@ class Store:
                 with self.commit_lock(whole=False):
                     landed = next(filter(self._is_committed, attempts), None)
                     was_beaten = self._discard_lost(attempts, landed)
-                    if landed or self.is_replay(batch.token, batch.digest):
+                    if landed or self.check_replay(batch.token, batch.digest):
                         if synced:
                             self.log.sync_entries()
                         return landed
@@ -519,8 +519,8 @@ class Store:
             raise self.busy_error(policy.commits, outcome, next_step=step) from lost
         raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
 
-    def is_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:
-        """Call `write.rows.is_replay` for the log as last refreshed; False without a token."""
+    def check_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:
+        """Call `write.rows.check_replay` for the log as last refreshed; False without a token."""
         if token is None:
             return False
         with self._lock:
@@ -528,7 +528,7 @@ class Store:
             stored = (
                 None if last_batch is None else self.log.transaction(digest_transaction(token[0]))
             )
-        return is_replay(self.root, token, digest, last_batch, stored)
+        return check_replay(self.root, token, digest, last_batch, stored)
 
     def transaction(self, name: str) -> int | None:
         """Return the last version of a transaction in the log as last refreshed, or None."""

@@ -477,10 +477,10 @@ def _sum_parts(pieces: Hashes, offsets: Int64Array) -> Hashes:
     return _scramble(sums[offsets[1:]] - sums[offsets[:-1]] + (sizes + np.uint64(1)) * _ODD)
 
 
-def is_replay(
+def check_replay(
     root: str, token: tuple[str, int], digest: int | None, last: int | None, stored: int | None
 ) -> bool:
-    """Return True if a batch repeats the last one of its transaction, False if it is new.
+    """Return whether a batch repeats the last one of its transaction; refuse an unequal one.
 
     Args:
         root: the store's location, for people.
@@ -502,10 +502,16 @@ def is_replay(
     return True
 
 
-def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> ReplayDiffers:
-    name = transaction.rpartition(":")[2]
+def _name_owner(transaction: str) -> tuple[str, bool]:
+    """Return the txnAppId or the query's id in a transaction, and whether it is a query's."""
     if transaction.startswith(APPLICATION_PREFIX):
-        name = transaction.removeprefix(APPLICATION_PREFIX)
+        return transaction.removeprefix(APPLICATION_PREFIX), False
+    return transaction.rpartition(":")[2], True
+
+
+def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> ReplayDiffers:
+    name, is_query = _name_owner(transaction)
+    if not is_query:
         return ReplayDiffers(
             f"txnVersion {batch} of txnAppId '{name}' is to be stored, and the store '{root}' has "
             f"its version {last}",
@@ -526,9 +532,8 @@ def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> Re
 
 
 def _other_rows_error(root: str, transaction: str, batch: int) -> ReplayDiffers:
-    name = transaction.rpartition(":")[2]
-    if transaction.startswith(APPLICATION_PREFIX):
-        name = transaction.removeprefix(APPLICATION_PREFIX)
+    name, is_query = _name_owner(transaction)
+    if not is_query:
         return ReplayDiffers(
             f"txnVersion {batch} of txnAppId '{name}' comes again with other rows than those that "
             f"the store '{root}' has of it",

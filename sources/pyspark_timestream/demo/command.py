@@ -166,8 +166,8 @@ def main(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def choose_port(port: int | None, usual: int = _DEFAULT_PORT, name: str = "--port") -> int:
-    """Return the port to use: `port` if given, else the usual one, else a free one.
+def choose_port(port: int | None, default: int = _DEFAULT_PORT, name: str = "--port") -> int:
+    """Return the port to use: `port` if given, else the default one, else a free one.
 
     Raises:
         NoDemo: `port` is in use, or is not a port.
@@ -178,7 +178,7 @@ def choose_port(port: int | None, usual: int = _DEFAULT_PORT, name: str = "--por
         # The broker sets this, too: a connection that has just ended does not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port or usual))
+            probe.bind(("127.0.0.1", port or default))
         except PermissionError:
             raise NoDemo(f"port {port} needs root: choose one above 1023") from None
         except OSError:

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from pyspark_timestream.core.conversion import MAX_DIGITS
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.transforms import advance_time, check_times, quote_name, read_schema
@@ -39,7 +40,6 @@ _PARTIALS: Final[Mapping[str, tuple[Function, ...]]] = {
 }
 """Aggregate -> the partial values that it is made of."""
 
-_MOST_DIGITS: Final = 38
 _MOST_MEAN_DIGITS: Final = 28
 _MOST_MEAN_SCALE: Final = 13
 """Decimals with more digits have means that Spark's own functions cannot make of a sum."""
@@ -223,7 +223,7 @@ def _merge(function: str, kind: DataType | None, partial_columns: Sequence[Colum
     if function in ("min", "max"):
         return F.min(partial_columns[0]) if function == "min" else F.max(partial_columns[0])
     if isinstance(kind, DecimalType):
-        digits = min(_MOST_DIGITS, kind.precision + 10)
+        digits = min(MAX_DIGITS, kind.precision + 10)
         total = F.sum(partial_columns[0]).cast(DecimalType(digits, kind.scale))
         return (
             total if function == "sum" else divide_as_mean(kind, total, F.sum(partial_columns[1]))

@@ -96,24 +96,24 @@ def _interleave(
     indices, ctis, begin, position, ahead = [], [], 0, 0, 1
     ends = np.searchsorted(rows, proposals.cuts[rising]).tolist()
     while position < len(rising):
-        some = rising[position : position + ahead]
-        end = ends[position + len(some) - 1]
-        index, us, more, later_us = _generate_segment(
+        tried = rising[position : position + ahead]
+        end = ends[position + len(tried) - 1]
+        index, us, later_count, later_us = _generate_segment(
             rules, cti_us, count, base_us, rows[begin:end], times[begin:end]
         )
-        winner, generated = _find_first_effective(cti_us, index, us, proposals, some)
+        winner, generated = _find_first_effective(cti_us, index, us, proposals, tried)
         indices.append(index[:generated])
         ctis.append(us[:generated])
         if winner is None:
             # None took effect: try twice as many in the next round.
-            begin, position, ahead = end, position + len(some), 2 * ahead
-            cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, more, later_us
+            begin, position, ahead = end, position + len(tried), 2 * ahead
+            cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, later_count, later_us
             continue
-        cti_us, count = int(proposals.us[some[winner]]), 0
+        cti_us, count = int(proposals.us[tried[winner]]), 0
         base_us = base_us if rules.every_us is None else cti_us
-        effective[some[winner]] = True
-        indices.append(proposals.cuts[some[winner : winner + 1]] - 1)
-        ctis.append(proposals.us[some[winner : winner + 1]])
+        effective[tried[winner]] = True
+        indices.append(proposals.cuts[tried[winner : winner + 1]] - 1)
+        ctis.append(proposals.us[tried[winner : winner + 1]])
         begin, position, ahead = ends[position + winner], position + winner + 1, winner + 1
     index, us, count, base_us = _generate_segment(
         rules, cti_us, count, base_us, rows[begin:], times[begin:]
@@ -286,15 +286,15 @@ def run_writer_clocks(
     names = encoded.dictionary.to_pylist()
     codes = encoded.indices.to_numpy()
     # NumPy sorts numbers of two bytes in linear time.
-    by = np.argsort(codes.astype(np.uint16) if len(names) < 2**16 else codes, kind="stable")
-    codes, rows = codes[by], rows[by]
+    by_writer = np.argsort(codes.astype(np.uint16) if len(names) < 2**16 else codes, kind="stable")
+    codes, rows = codes[by_writer], rows[by_writer]
     is_new = _find_changes(codes)
     live = dict(state.writers)
     before = [live.get(name, WriterState()) for name in names]
     is_silent = np.zeros(len(codes), dtype=np.bool_)
     if clock is not None and timeout_us is not None:
         is_silent = _find_silences(before, codes, is_new, clock[rows], timeout_us, clock)
-    runs = _cut_runs(before, times[by], codes, is_new, is_silent)
+    runs = _cut_runs(before, times[by_writer], codes, is_new, is_silent)
     triggers, counts, bases_us = _find_run_triggers(rules, runs)
     us = np.full(len(codes), NEVER)
     us[triggers] = np.clip(runs.times[triggers] - rules.delay_us, MIN_US, FINAL_US)

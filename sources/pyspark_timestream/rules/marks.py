@@ -267,14 +267,14 @@ def _list_changes(
     is_mark = np.arange(len(codes)) < len(codes) - len(closed)
     us = np.concatenate([np.array(start_us, np.int64), marks.us[marked], never])
     seen_us = np.concatenate([np.array(start_seen_us, np.int64), now_us, never])
-    by = sort_by_writer(keys, codes)
+    order = sort_by_writer(keys, codes)
     return _Changes(
-        keys[by],
-        codes[by],
-        us[by],
-        seen_us[by],
-        is_mark[by],
-        codes[by] != unnamed,
+        keys[order],
+        codes[order],
+        us[order],
+        seen_us[order],
+        is_mark[order],
+        codes[order] != unnamed,
         list(numbers),
     )
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.conversion import MAX_DIGITS
 from pyspark_timestream.core.instants import INSTANT, Instants, Mask
 from pyspark_timestream.core.options import Parser
 from pyspark_timestream.errors import SchemaRefused
@@ -37,7 +38,6 @@ _ROWS_A_BATCH: Final = 1 << 14
 _CODES_A_ROW: Final = 4
 """Number the groups anew if there are more codes for each row than this."""
 
-_MOST_DIGITS: Final = 38
 _SUM_DIGITS: Final = 10
 """A sum of decimals has this many more digits, in Spark and here."""
 
@@ -198,7 +198,7 @@ def _find_type(partial: Partial, rows: pa.Schema) -> pa.DataType:
     if partial.function == "sum" and types.is_integer(field.type):
         return pa.int64()
     if partial.function == "sum" and types.is_decimal(field.type):
-        digits = min(_MOST_DIGITS, field.type.precision + _SUM_DIGITS)
+        digits = min(MAX_DIGITS, field.type.precision + _SUM_DIGITS)
         return pa.decimal128(digits, field.type.scale)
     if types.is_floating(field.type):
         raise SchemaRefused(

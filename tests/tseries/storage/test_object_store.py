@@ -298,7 +298,7 @@ def test_cleaning_keeps_heads_during_a_storage_failure(store, location, monkeypa
 
 
 def test_one_maintenance_of_a_host_is_at_work_at_a_time(store, location):
-    with exclusive(location, maintenance.LOCK_FILE) as first:
+    with exclusive(location, maintenance.MAINTENANCE_LOCK) as first:
         assert first
         assert maintain(location) is None
     assert maintain(location) is not None

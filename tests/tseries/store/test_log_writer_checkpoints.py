@@ -15,9 +15,11 @@ import pytest
 from deltalake import DeltaTable
 
 from pyspark_tseries import TimeSeries
+from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.store import log_writer
 from pyspark_tseries.store.log_writer import (
     CHECKPOINT_LOCK,
+    MAINTENANCE_LOCK,
     merge_entries,
     read_last_checkpoint,
     shadow_log,
@@ -283,6 +285,32 @@ def test_one_process_at_a_time_writes_checkpoints_of_a_store(series):
         assert last_checkpoint(series) == -1
     append(series, INTERVAL)
     assert last_checkpoint(series) == 2 * INTERVAL - 1
+
+
+def test_writers_leave_checkpoints_to_the_process_that_maintains_but_not_for_long(series):
+    with log_writer.exclusive(series._store.location, MAINTENANCE_LOCK):
+        append(series, 4 * INTERVAL - 2)
+        assert last_checkpoint(series) == -1
+        append(series, 1)
+        assert last_checkpoint(series) == 4 * INTERVAL - 1
+        append(series, INTERVAL)
+        assert last_checkpoint(series) == 4 * INTERVAL - 1
+    append(series, INTERVAL)
+    assert last_checkpoint(series) == 6 * INTERVAL - 1
+
+
+def test_maintenance_writes_the_checkpoint_that_is_due(series):
+    with log_writer.exclusive(series._store.location, MAINTENANCE_LOCK):
+        append(series, INTERVAL - 2)
+        assert last_checkpoint(series) == -1
+    maintain(series._store.root)
+    assert last_checkpoint(series) == -1
+    with log_writer.exclusive(series._store.location, MAINTENANCE_LOCK):
+        append(series, 2)
+        assert last_checkpoint(series) == -1
+    maintain(series._store.root)
+    assert last_checkpoint(series) == INTERVAL
+    assert series.verify() == []
 
 
 def test_a_fork_commits_though_it_can_write_no_checkpoint(series):

@@ -289,8 +289,9 @@ class Broker:
     ) -> dict[Partition, int]:
         if not specs:
             return {}
-        committed = self._config["isolation.level"] == "read_committed"
-        usual = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        if level is None:
+            committed = self._config["isolation.level"] == "read_committed"
+            level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         topics = {partition.topic for partition in specs}
 
         def ask(request_s: float) -> dict[Partition, int]:
@@ -305,7 +306,7 @@ class Broker:
                 return {}
             try:
                 futures = self._admin.list_offsets(
-                    requests, isolation_level=level or usual, request_timeout=request_s
+                    requests, isolation_level=level, request_timeout=request_s
                 )
                 answers = [
                     (partition, self._read_offset(future, none_is, request_s))

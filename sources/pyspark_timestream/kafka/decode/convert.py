@@ -12,7 +12,6 @@ or digits; decimals become other decimals, and texts their bytes.
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,8 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.conversion import (
+    MAX_WIDE_DIGITS,
+    build_nested,
+    find_long_decimals,
+    list_lengths,
+)
 from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, Mask
-from pyspark_timestream.core.nested import build_nested, list_lengths
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     TYPE,
@@ -303,10 +307,8 @@ def _cast_decimals(array: pa.Array, target: pa.DataType) -> Converted:
     any_integer = pa.decimal128(20, 0)  # Holds every 64-bit integer.
     narrow = array if pa.types.is_decimal(array.type) else array.cast(any_integer)
     scale = narrow.type.scale
-    wide = narrow.cast(pa.decimal256(76, scale))
+    wide = narrow.cast(pa.decimal256(MAX_WIDE_DIGITS, scale))
     if scale > target.scale:
         wide = pc.round(wide, target.scale, round_mode="half_towards_infinity")
-    largest = Decimal((0, (9,) * target.precision, -target.scale))
-    bound = largest.quantize(Decimal(1).scaleb(-scale), ROUND_FLOOR, Context(prec=76))
-    fitting, bad = keep(wide, to_mask(pc.greater(pc.abs(wide), pa.scalar(bound, wide.type))))
+    fitting, bad = keep(wide, to_mask(find_long_decimals(wide, target)))
     return Converted(fitting.cast(target), bad)

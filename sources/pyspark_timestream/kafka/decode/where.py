@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.conversion import MAX_DIGITS
 from pyspark_timestream.core.instants import DAY_US, INSTANT, Mask, parse_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.parsers import format_path
 from pyspark_timestream.kafka.options.where import (
     ACCEPTS,
-    MAX_DIGITS,
     Constant,
     Name,
     Node,

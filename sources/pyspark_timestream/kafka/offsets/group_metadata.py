@@ -210,15 +210,15 @@ def _pack_writers(
     head: list[Any] = [shared, [name[size:] for name, size in zip(new, shared, strict=True)]]
     ends, starts = _to_table(writers, writers), _to_table(before, writers)
     for number in range(len(WriterState._fields)):
-        expected, usual = _expect(starts, ends, number)
+        expected, unwritten = _expect(starts, ends, number)
         for group in _groups(starts[number]):
-            values, is_new = ends[number][group], ends[number][group] != usual[group]
+            values, is_new = ends[number][group], ends[number][group] != unwritten[group]
             body.append(_to_bits(is_new))
             numbers = values[is_new]
             differences = numbers - expected[group][is_new]
-            how = min(_describe(differences, True), _describe(numbers, False))
-            body.append(_to_planes(differences if how[1] else numbers, how))
-            head.append(how)
+            encoding = min(_describe(differences, True), _describe(numbers, False))
+            body.append(_to_planes(differences if encoding[1] else numbers, encoding))
+            head.append(encoding)
     return head
 
 
@@ -237,8 +237,8 @@ def _unpack_writers(
     starts = _to_table(before, names)
     ends, numbers = np.empty_like(starts), iter(plane_heads)
     for number in range(len(WriterState._fields)):
-        expected, usual = _expect(starts, ends, number)
-        ends[number] = usual
+        expected, unwritten = _expect(starts, ends, number)
+        ends[number] = unwritten
         for group in _groups(starts[number]):
             changed = group[_from_bits(body, len(group))]
             is_moved, values = _from_planes(next(numbers, []), len(changed), body)

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from pyspark_timestream.core.conversion import MAX_DIGITS
 from pyspark_timestream.core.options import Parser
 from pyspark_timestream.errors import MissingExtra
 
@@ -160,8 +161,6 @@ _TYPED: Final = {
     "TIMESTAMPLTZ": "timestamp",
     "TIMESTAMPNTZ": "timestamp_ntz",
 }
-MAX_DIGITS: Final = 38
-"""The digits of Spark's longest decimal."""
 
 
 def _parse_where(text: str) -> Where:

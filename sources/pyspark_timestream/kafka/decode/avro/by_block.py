@@ -237,12 +237,12 @@ class Cursors:
         ends = np.full(len(self), -1, np.int64)
         sized = np.flatnonzero((counts < 0) & ~self.broken)
         if len(sized):
-            some = self.select(sized)
-            sizes = some.read_longs()
-            outside = (sizes < 0) | (sizes > some.ends - some.positions)
-            some.broken |= outside
-            ends[sized] = some.positions + np.where(outside, 0, sizes)
-            self.update(sized, some)
+            with_size = self.select(sized)
+            sizes = with_size.read_longs()
+            outside = (sizes < 0) | (sizes > with_size.ends - with_size.positions)
+            with_size.broken |= outside
+            ends[sized] = with_size.positions + np.where(outside, 0, sizes)
+            self.update(sized, with_size)
             counts = np.where(counts < 0, -counts, counts)
         # A payload may have at most as many items as bytes: only items without bytes could be more.
         # The most negative count stays negative when it is negated.
@@ -296,9 +296,9 @@ def _read_union(step: Union, cursors: Cursors) -> Converted:
     by_branch: dict[int, Converted] = {}
     for branch in np.unique(branches[branches >= 0]).tolist():
         rows = np.flatnonzero(branches == branch)
-        some = cursors.select(rows)
-        by_branch[branch] = read_block(step.branches[branch], some)
-        cursors.update(rows, some)
+        on_branch = cursors.select(rows)
+        by_branch[branch] = read_block(step.branches[branch], on_branch)
+        cursors.update(rows, on_branch)
     return _SKIPPED if step.type is None else step.join(branches, by_branch)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from pyspark_timestream.core.conversion import MAX_DIGITS
 from pyspark_timestream.errors import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.convert import can_cast
 from pyspark_timestream.kafka.decode.records import RequestedFields, Tree, merge, nest
@@ -44,8 +45,6 @@ _TIMES: Final = {
     for unit, scale in (("millis", (1_000, 1)), ("micros", (1, 1)), ("nanos", (1, 1_000)))
 }
 """Logical type of a long -> the type that it is read as, and (multiply by, then divide by)."""
-
-_MAX_DECIMAL_DIGITS: Final = 38
 
 DEFAULT: Final = "timestream.default"
 """The key of a field's or an enum's default in a parsed schema.
@@ -232,7 +231,7 @@ def read_as(schema: Schema) -> pa.DataType:
     """Return the type that values of a scalar schema are read as."""
     kind = kind_of(schema)
     logical = _logical_type(schema)
-    if logical == "decimal" and schema["precision"] <= _MAX_DECIMAL_DIGITS:
+    if logical == "decimal" and schema["precision"] <= MAX_DIGITS:
         return pa.decimal128(schema["precision"], schema.get("scale", 0))
     if logical == "date" and kind == "int":
         return pa.date32()

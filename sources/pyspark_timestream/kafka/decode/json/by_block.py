@@ -21,7 +21,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint64, c_void_p
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from pyspark_timestream.core.conversion import MAX_DIGITS, MAX_WIDE_DIGITS, find_long_decimals
 from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.kafka.compiled import declare_function, load_compiled
 from pyspark_timestream.kafka.decode.convert import (
@@ -464,10 +464,6 @@ _RAW_TYPES: Final = {str: pa.string(), int: pa.int64(), float: pa.float64()}
 
 _MAX_EXACT_DOUBLE: Final = float(2**53)
 
-_MOST_DIGITS: Final = 38
-_MOST_WIDE_DIGITS: Final = 76
-"""The digits of decimals of 128 and 256 bits."""
-
 
 class _ParseFailure(NamedTuple):
     """Arrow could not parse a piece; `row` is the first bad row, None if unknown."""
@@ -702,10 +698,10 @@ def _get_wire_type(data_type: pa.DataType) -> pa.DataType:
         return pa.struct([(field.name, _get_wire_type(field.type)) for field in data_type])
     if pa.types.is_list(data_type):
         return pa.list_(_get_wire_type(data_type.value_type))
-    if pa.types.is_decimal(data_type) and data_type.precision + data_type.scale > _MOST_DIGITS:
+    if pa.types.is_decimal(data_type) and data_type.precision + data_type.scale > MAX_DIGITS:
         # Arrow's parser counts a number's digits, and then multiplies by ten for each missing place
         # behind the point without looking whether the product still fits.
-        return pa.decimal256(_MOST_WIDE_DIGITS - data_type.scale, data_type.scale)
+        return pa.decimal256(MAX_WIDE_DIGITS - data_type.scale, data_type.scale)
     return data_type
 
 
@@ -722,6 +718,5 @@ def _read_scalars(wire: pa.Array, target: pa.DataType) -> Converted:
 
 def _limit_decimals(wire: pa.Array, target: pa.DataType) -> Converted:
     """Check the digits before the point, because Arrow's parser checks only those after it."""
-    largest = pa.scalar(Decimal((0, (9,) * target.precision, -target.scale)), wire.type)
-    column, bad = keep(wire, to_mask(pc.greater(pc.abs(wire), largest)))
+    column, bad = keep(wire, to_mask(find_long_decimals(wire, target)))
     return Converted(column.cast(target), bad)

@@ -1,10 +1,12 @@
-"""Rebuild columns of lists, maps and structs around their converted children, for both packages.
+"""What converting columns takes in both packages: nested columns, and the digits of decimals.
 
 What happens to a value that does not fit is each package's own rule: a source makes it null
 (semantics 13.13), a store refuses it (semantics 15.6).
 """
 
 from collections.abc import Sequence
+from decimal import ROUND_FLOOR, Context, Decimal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,3 +36,21 @@ def build_nested(
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
     make = pa.ListArray.from_arrays if pa.types.is_list(kind) else pa.MapArray.from_arrays
     return make(offsets, *children, kind, mask=nulls)
+
+
+MAX_DIGITS: Final = 38
+"""The digits of a decimal column, which has 128 bits."""
+
+MAX_WIDE_DIGITS: Final = 76
+"""The digits of a decimal of 256 bits."""
+
+
+def find_long_decimals(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return where `values` have more digits before the point than the decimals of type `kind`.
+
+    Arrow's cast multiplies such a value until its bits run over, and returns another number.
+    """
+    greatest = Decimal((0, (9,) * kind.precision, -kind.scale))
+    unit = Decimal(1).scaleb(-values.type.scale)
+    bound = greatest.quantize(unit, ROUND_FLOOR, Context(prec=MAX_WIDE_DIGITS))
+    return pc.greater(pc.abs(values), pa.scalar(bound, values.type))
