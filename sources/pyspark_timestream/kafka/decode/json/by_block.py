@@ -322,6 +322,9 @@ not close them is malformed to both parsers."""
 _MAX_SAFE_DIGITS: Final = 999
 _TOO_MANY_DIGITS: Final = f"[0-9]{{{_MAX_SAFE_DIGITS + 1}}}"
 
+_NEGATIVE_EXPONENT: Final = r'[:,\[]\s*"?[+-]?[0-9.]+[eE]-|\\u00(2[bBdDeE]|3[0-9]|[46]5)'
+"""Matches a number, in quotes or not, with such an exponent, and escapes that may stand for one."""
+
 _SAMPLED_DIGITS: Final = 10
 """A number with too many digits in a row contains this many of the sampled bytes."""
 
@@ -529,6 +532,9 @@ def parse_unscanned(
     if any(contains(field.type, pa.types.is_map) for field in fields.columns):
         # Arrow's parser reads no maps.
         joinable[:] = False
+    if any(contains(field.type, pa.types.is_decimal) for field in fields.columns):
+        # A decimal of many places makes Arrow read memory that is not its own, and may end Python.
+        joinable &= ~to_mask(pc.match_substring_regex(texts, _NEGATIVE_EXPONENT))
     pieces = [
         piece
         for run in _split_runs(joinable, most_singly)

@@ -2,6 +2,8 @@
 
 import decimal
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -309,6 +311,30 @@ def test_a_decimal_with_too_many_digits_is_bad_and_no_other_number(shape, litera
         given_ = pa.array([value, value])
         together, alone = (parse_unscanned(fields, given_, n) for n in (1, 2))
         assert together.columns[0].equals(alone.columns[0])
+
+
+TINY = """
+import sys, pyarrow as pa
+from pyspark_timestream.kafka.decode.json.by_block import parse_json, parse_unscanned
+from pyspark_timestream.kafka.decode.records import RequestedFields
+
+many = pa.list_(pa.decimal128(38, 18))
+fields = RequestedFields(pa.schema([("n", pa.decimal128(5, 2)), ("l", many)]))
+for value in sys.stdin.buffer.read().splitlines():
+    for parse in (parse_json, parse_unscanned):
+        columns = parse(fields, pa.array([value] * 40)).columns
+        assert not any(column.null_count for column in columns), value
+        assert not any(columns[0].to_pylist() + sum(columns[1].to_pylist(), [])), value
+"""
+
+
+def test_a_number_of_a_billion_places_ends_no_process():
+    """Arrow's parser of decimals reads memory that is not its own."""
+    numbers = ["1e-99999999", "-0.5E-999999999", "0e-999999999", "5.e-99999999"]
+    literals = [*numbers[:3], *(f'"{number}"' for number in numbers)]
+    literals += [r'"1\u0065-99999999"', r'"\u0031e-99999999"', r'"1E\u002D99999999"']
+    values = [f'{{"n": {literal},"l":[{literal}]}}' for literal in literals]
+    subprocess.run([sys.executable, "-c", TINY], input="\n".join(values).encode(), check=True)
 
 
 def test_without_fields_only_the_form_is_judged():
