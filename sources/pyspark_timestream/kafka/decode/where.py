@@ -496,13 +496,15 @@ def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
 
 def _advise(left: _Step, right: _Step) -> str:
     for step, beside in ((left, right), (right, left)):
-        if isinstance(step, _Value) and step.type == pa.string() and _is_number(beside.type):
+        if not isinstance(step, _Value):
+            continue
+        if step.type == pa.string() and _is_number(beside.type):
             return f"write the number without quotes: {step.value}"
-    if pa.date32() in (left.type, right.type) or INSTANT in (left.type, right.type):
-        return "write a text with date, time and zone, such as '2024-05-01T08:30:00Z'"
-    for step, beside in ((left, right), (right, left)):
-        if isinstance(step, _Value) and (step.type, beside.type) == (pa.string(), pa.binary()):
+        if (step.type, beside.type) == (pa.string(), pa.binary()):
             return f"write the bytes in hexadecimal digits: X'{step.value.encode().hex()}'"
+        if beside.type in _TIME_FORMS:
+            _, example = _TIME_FORMS[beside.type]
+            return f"write it with its type, such as {_name(beside.type)}'{example}'"
     return "compare values of one type, or filter in Spark"
 
 
