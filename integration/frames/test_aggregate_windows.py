@@ -157,6 +157,28 @@ def test_folded_windows_are_those_of_the_plain_query_over_restarts(
     check_with_duckdb(advance_time(batch.load()).collect(), results["folded"], window, slide)
 
 
+def test_windows_of_folded_intervals_are_those_of_records_in_the_same_batch(stream) -> None:
+    made = stream(
+        drawn(300, seed=5),
+        partitions=3,
+        schema=f"{FIELDS}, start_time timestamp, cti timestamp",
+        ctiFrequency="1 second",
+        valueFormat="json",
+        **CASES["drop"],
+    )
+    limits = {"finalCti": "true", "maxOffsetsPerTrigger": "90"}
+
+    def fold(window: str, slide: str | None = None) -> DataFrame:
+        reader = made.configure(made.spark.readStream, **limits)
+        return aggregate_windows(reader, window, {"minutes": ("sum", "minutes")}, "station", slide)
+
+    period = F.window("window", "30 seconds", "10 seconds").alias("window")
+    panes = fold("10 seconds").groupBy("station", period).agg(F.sum("minutes").alias("minutes"))
+    windows = comparable(made.run(fold("30 seconds", "10 seconds")))
+    assert len({row[-1] for row in windows}) > 2
+    assert comparable(made.run(panes)) == windows
+
+
 def drop_batch(rows: Iterable[Row]) -> list[Row]:
     return [Row(**{k: v for k, v in row.asDict().items() if k != "batch"}) for row in rows]
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pyspark_timestream.core.conversion import leave_out_pandas
 from pyspark_timestream.core.instants import parse_instant, to_datetime
 from pyspark_timestream.core.why import end_quietly
 from pyspark_tseries import __version__
@@ -330,4 +331,5 @@ COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] =
 
 
 if __name__ == "__main__":
+    leave_out_pandas()
     sys.exit(main())

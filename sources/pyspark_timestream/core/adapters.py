@@ -35,6 +35,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructField, StructType
 
+from pyspark_timestream.core.conversion import leave_out_pandas
 from pyspark_timestream.core.options import is_secret
 from pyspark_timestream.core.why import is_own_error
 from pyspark_timestream.errors import OptionError, wrap_methods
@@ -53,19 +54,25 @@ def hide_tracebacks(adapter: C) -> C:
     This covers public methods, `__init__` and the iterators that they return. Any other exception
     is a bug here, and keeps its traceback.
     """
-    return wrap_methods(lambda _, error: _mark_own_error(error), _end_quietly)(adapter)
+    return wrap_methods(lambda _, error: _mark_own_error(error), _prepare_process)(adapter)
+
+
+_SOURCE_PROCESS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+"""The module that runs in the process of a source; each start of a query starts one."""
 
 
 @functools.cache
-def _end_quietly() -> None:
-    """Suppress the traceback that Spark's daemon prints when a query stops.
+def _prepare_process() -> None:
+    """Make a process of Spark quiet at its end, and that of a source quick at its start.
 
-    Spark closes the connection to the process of a source or sink, and the daemon then fails to
-    flush an answer that nobody awaits.
+    Spark closes the connection to the process of a source or sink when a query stops; its daemon
+    then fails to flush an answer that nobody awaits, and prints a traceback.
     """
-    daemon = sys.modules.get("__main__")
-    if getattr(getattr(daemon, "__spec__", None), "name", None) == "pyspark.daemon":
-        daemon.traceback = _TracebacksOfFailures()  # type: ignore[union-attr]
+    module = _find_spark_module()
+    if module == "pyspark.daemon":
+        sys.modules["__main__"].traceback = _TracebacksOfFailures()  # type: ignore[attr-defined]
+    elif module == _SOURCE_PROCESS:
+        leave_out_pandas()
 
 
 class _TracebacksOfFailures:
@@ -81,14 +88,14 @@ class _TracebacksOfFailures:
 
 def _mark_own_error(error: Exception) -> None:
     # A worker ends with its first exception, so this hides no other one.
-    if is_own_error(error) and _is_spark_worker():
+    if is_own_error(error) and _find_spark_module():
         os.environ[_HIDE_VARIABLE] = "1"
 
 
-def _is_spark_worker() -> bool:
-    """Return whether this process runs a module of PySpark, as all workers and no drivers do."""
+def _find_spark_module() -> str | None:
+    """Return the module of PySpark that this process runs, as all workers and no drivers do."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return spec is not None and spec.name.startswith("pyspark.")
+    return spec.name if spec is not None and spec.name.startswith("pyspark.") else None
 
 
 @hide_tracebacks

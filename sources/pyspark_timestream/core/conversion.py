@@ -4,6 +4,7 @@ What happens to a value that does not fit is each package's own rule: a source m
 (semantics 13.13), a store refuses it (semantics 15.6).
 """
 
+import sys
 from collections.abc import Sequence
 from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Final
@@ -12,6 +13,30 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+
+def leave_out_pandas() -> None:
+    """Let Arrow convert values without importing pandas; for processes that run only our code.
+
+    At the first conversion Arrow imports pandas to ask whether the value is one of pandas' own,
+    which takes a quarter of a second. If that import fails, Arrow goes on without pandas until a
+    call needs it, such as `to_pandas`, and imports it then.
+    """
+    if "pandas" not in sys.modules:
+        refusal = _PandasRefused()
+        sys.meta_path.insert(0, refusal)
+        try:
+            pa.array([0])
+        finally:
+            sys.meta_path.remove(refusal)
+
+
+class _PandasRefused:
+    """A finder of modules that finds no pandas."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out", name=name)
 
 
 def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
