@@ -207,6 +207,7 @@ def format_moment(us: int, zone: str | None) -> str:
     Where the clock is ambiguous, a name follows: `CET` or `CEST` when a clock shows a time twice,
     `UTC` when the zone's clock would leave the years 1 to 9999.
     """
+    us = min(max(us, MIN_US), FINAL_US)  # A bucket may begin, or end, outside these years.
     local, name = to_datetime(us), ""
     if zone is not None and choose_zone(us, us, zone) is None:
         name = " UTC"

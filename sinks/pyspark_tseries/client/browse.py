@@ -330,13 +330,19 @@ def _render_edits(
 def _describe_change(edit: Cells, replaced: Cells | None, values: Sequence[pa.Field]) -> str:
     changes = []
     for field in values:
-        new = _show(edit[field.name])
-        old = None if replaced is None else _show(replaced[field.name])
-        if old is None:
-            changes.append(f"{field.name} {new}")
-        elif old != new:
-            changes.append(f"{field.name} {old} \N{RIGHTWARDS ARROW} {new}")
+        new = edit[field.name]
+        if replaced is None:
+            changes.append(f"{field.name} {_show(new)}")
+        elif _exactly(new) != _exactly(old := replaced[field.name]):
+            texts = _show(old), _show(new)
+            if texts[0] == texts[1]:  # They differ in digits that are not shown elsewhere.
+                texts = _cut(_exactly(old)), _cut(_exactly(new))
+            changes.append(f"{field.name} {texts[0]} \N{RIGHTWARDS ARROW} {texts[1]}")
     return ", ".join(changes) or "the same values"
+
+
+def _exactly(cell: pa.Scalar) -> str:
+    return format_cell(cell, None) if cell.is_valid else "\N{EN DASH}"
 
 
 def _render_events(

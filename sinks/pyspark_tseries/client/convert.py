@@ -367,9 +367,9 @@ def _explain(have: pa.DataType, kind: pa.DataType) -> tuple[str, str]:
             "round it, in pandas with dt.floor('us'), in Polars with dt.cast_time_unit('us')",
         )
     if kinds.is_floating(kind):
-        name = type_name(kind)
+        reason = f"no {type_name(kind)} is equal to it"
         return (
-            f"no {name} is equal to it",
+            _explain_large(kind) if kinds.is_integer(have) else reason,
             f"round it, for example with numpy.float{kind.bit_width}(...)",
         )
     if kinds.is_decimal(kind):
@@ -380,9 +380,17 @@ def _explain(have: pa.DataType, kind: pa.DataType) -> tuple[str, str]:
         )
     if kinds.is_integer(kind):
         if kinds.is_integer(have):
-            return f"it is out of the range of {type_name(kind)}", "correct it"
+            return _explain_large(kind), "correct it"
         return f"no {type_name(kind)} is equal to it", "round it, or correct it"
     return "it does not fit", "convert it"
+
+
+def _explain_large(kind: pa.DataType) -> str:
+    """Explain why a whole number cannot be a value of type `kind`."""
+    if kinds.is_floating(kind):
+        bits = 24 if kind.bit_width == 32 else 53
+        return f"beyond 2^{bits} not every whole number is a {type_name(kind)}"
+    return f"it is out of the range of {type_name(kind)}"
 
 
 # -- Python's values -----------------------------------------------------------------------------
@@ -505,7 +513,7 @@ def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             reason = ""
             if isinstance(error, OverflowError):
-                reason = f"it is out of the range of {type_name(kind)}"
+                reason = _explain_large(kind)
             elif isinstance(error, UnicodeEncodeError):
                 reason = "it is not a valid text, UTF-8 cannot encode it"
             raise _Misfit(have, kind, reason, path=path) from None

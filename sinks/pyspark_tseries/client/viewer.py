@@ -326,7 +326,9 @@ class StoreViewer:
             aggregates = _choose_aggregates(
                 kinds, [request.column] if request.column else columns[:4]
             )
-            buckets = query.every(timedelta(microseconds=bucket_us), timezone=self.zone)
+            # A clock shows no multiples of a width that does not divide its day.
+            zone = self.zone if bucket_us in _STEPS_US else None
+            buckets = query.every(timedelta(microseconds=bucket_us), timezone=zone)
             result = buckets.aggregate(**aggregates).select_from(request.series)
         chart, why = None, "none of its columns has numbers, Booleans or texts to draw"
         if result is not None and columns:

@@ -87,29 +87,32 @@ class Buckets:
 
     def ends(self, starts: Int64Array) -> Int64Array:
         """Return the end of each bucket, exclusive, from its start."""
-        if self.zone is None:
-            return self._advance(starts, 1)
-        ends = starts.copy()
-        open_ = np.arange(len(starts))
-        # On a day of 25 hours a bucket is longer than the width, so one step may end inside it.
-        for step in range(1, 5):
-            ends[open_] = self.starts(self._advance(starts[open_], step))
-            open_ = open_[ends[open_] <= starts[open_]]
-            if not len(open_):
-                break
+        if self.zone is None or not len(starts):
+            return self._next_multiples(starts)
+        # An end is the start of the next bucket, which may be in a later piece.
+        high = int(starts.max()) + self._reach
+        ends, following = np.empty_like(starts), high
+        for piece in reversed(list(self._pieces(int(starts.min()), high))):
+            inside = np.flatnonzero((starts >= piece.start) & (starts < piece.end))
+            multiples = self._next_multiples(starts[inside] + piece.offset) - piece.offset
+            next_starts = np.where(starts[inside] < piece.first, piece.first, multiples)
+            ends[inside] = np.where(next_starts < piece.end, next_starts, following)
+            if piece.before == piece.start:
+                following = piece.start
+            elif piece.first < piece.end:
+                following = piece.first
         return ends
 
-    def _advance(self, us: Int64Array, steps: int) -> Int64Array:
-        if not self.months:
-            # Add two hours to days, so that a long day ends inside the next bucket.
-            slack = DAY_US // 12 if self.zone is not None and self.us >= DAY_US else 0
-            return us + steps * self.us + slack
-        if self.zone is None:
-            months, into = _split_months(us)
-            return _join_months(months + steps * self.months, into)
-        # Take the middle of a month, so that no offset leads to another month.
-        months, _ = _split_months(us + 15 * DAY_US)
-        return _join_months(months + steps * self.months, 15 * DAY_US)
+    def _next_multiples(self, multiples: Int64Array) -> Int64Array:
+        if self.us:
+            return multiples + self.us
+        months, into = _split_months(multiples)
+        return _join_months(months + self.months, into)
+
+    @property
+    def _reach(self) -> int:
+        """A time that includes the whole of any bucket, also of a long one."""
+        return max(self.us, self.months * 31 * DAY_US) + 2 * DAY_US
 
     def _floor(self, us: Int64Array) -> Int64Array:
         """Return the last multiple of the width up to each time of a clock."""
@@ -143,9 +146,8 @@ class Buckets:
     def _pieces(self, low: int, high: int) -> "Iterator[_Piece]":
         assert self.zone is not None
         # Begin early enough to include the start of the bucket of `low`.
-        reach = max(self.us, self.months * 31 * DAY_US) + 2 * DAY_US
         before = None
-        for start, end, offset in _segments(self.zone, low - reach, high):
+        for start, end, offset in _segments(self.zone, low - self._reach, high):
             if before is None:
                 first_start = int(self._floor(np.array([start + offset]))[0]) - offset
                 piece = _Piece(start, end, offset, max(first_start, start), first_start)
@@ -176,10 +178,7 @@ class Buckets:
         return self.months > 0 or self.us % DAY_US == 0
 
     def _next_multiple(self, wall: int) -> int:
-        if self.us:
-            return wall + self.us
-        months, into = _split_months(np.array([wall]))
-        return int(_join_months(months + self.months, into)[0])
+        return int(self._next_multiples(np.array([wall]))[0])
 
     def _last_start(self, piece: "_Piece") -> int:
         """Return the start of the bucket of the last time in `piece`."""
@@ -225,7 +224,7 @@ def parse_buckets(
         raise InvalidQuery(
             f"a width of {width!r} neither divides a day nor is whole days",
             "with timezone, widths such as 15 minutes, 6 hours or 2 days",
-            "take another width, or leave timezone out",
+            "take another width, or count by UTC: timezone 'UTC'",
         )
     origin_us = DEFAULT_ORIGIN_US
     if origin is not None:

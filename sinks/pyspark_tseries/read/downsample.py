@@ -229,10 +229,14 @@ def gaps(
 def find_fill_ends(view: Range) -> tuple[int | None, int | None]:
     """Return the first and last time that a view range names, both inclusive; None for none.
 
-    A single time is both: all events of a series are on one side of it. The side may differ between
-    series, because the span of a range may lie before its anchor.
+    A span such as `next 1 hour` from a time ends at a time, too. A single time is both: all events
+    of a series are on one side of it. The side may differ between series, because the span of a
+    range may lie before its anchor.
     """
     ends = [point.value for point in (view.anchor, view.span) if point.kind == "time"]
+    if view.anchor.kind == "time" and view.span.kind in ("next_us", "previous_us"):
+        sign = 1 if view.span.kind == "next_us" else -1
+        ends.append(view.anchor.value + sign * view.span.value)
     return (min(ends), max(ends)) if ends else (None, None)
 
 

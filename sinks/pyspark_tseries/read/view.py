@@ -349,7 +349,7 @@ def list_series(
     columns = {name: column[rows_used] for name, column in columns.items()}
     texts = texts.take(pa.array(rows_used))
     if snapshot.as_of is not None and snapshot.horizon >= 0:
-        columns |= _count_as_of(snapshot, texts)
+        columns |= _count_as_of(snapshot, texts, columns["first_us"])
     unknown = columns["first_us"] == NEVER_US
     counts = columns["last_sequence"] + 1 - columns["edits"], columns["edits"]
     table = pa.Table.from_arrays(
@@ -369,18 +369,34 @@ def _show_times(us: Int64Array) -> pa.Array:
     return pa.array(us, mask=us == NEVER_US).cast(INSTANT)
 
 
-def _count_as_of(snapshot: Snapshot, names: pa.Array) -> dict[str, Int64Array]:
+def _count_as_of(
+    snapshot: Snapshot, names: pa.Array, stored_first_us: Int64Array
+) -> dict[str, Int64Array]:
     """Return first time and number of edits as of an earlier commit, from the current ones.
 
-    Compaction may have removed rows of that time, but none of later commits.
+    Compaction may have removed rows of that time, but none of later commits. `stored_first_us` has
+    the first times among the rows of that time that are left.
     """
     assert snapshot.as_of is not None
     now = snapshot.newest_index(names.to_pylist()).lookup(names.to_pylist())
-    edits = now["edits"].copy()
-    files = [file for file in snapshot.files if file.kind == "edit"]
     later = RowFilter(commits=(snapshot.as_of + 1, MAX_NUMBER))
-    rows = read_rows(snapshot.location, files, BASE_SCHEMA, ("series", "commit"), later)
-    positions = pc.index_in(rows["series"].cast(pa.string()), names).fill_null(-1)
-    codes = to_int64(positions)
-    edits -= np.bincount(codes[codes >= 0], minlength=len(names))
-    return {"edits": edits, "first_us": now["first_us"]}
+
+    def read_later(kind: str) -> tuple[Int64Array, Int64Array]:
+        every = [*snapshot.files, *snapshot.later_files]
+        files = [file for file in every if (file.kind == "edit") == (kind == "edit")]
+        columns = ("series", "timestamp", "commit")
+        rows = read_rows(snapshot.location, files, BASE_SCHEMA, columns, later)
+        codes = to_int64(pc.index_in(rows["series"].cast(pa.string()), names).fill_null(-1))
+        return codes[codes >= 0], to_int64(rows["timestamp"])[codes >= 0]
+
+    codes, _ = read_later("edit")
+    edits = now["edits"] - np.bincount(codes, minlength=len(names))
+    first_us = now["first_us"].copy()
+    if snapshot.has_erasures:
+        # A later original is older than all before it only behind an erased one (18.8).
+        codes, us = read_later("event")
+        later_us = np.full(len(names), MAX_NUMBER)
+        np.minimum.at(later_us, codes, us)
+        is_later = (later_us <= first_us) & (stored_first_us != NEVER_US)
+        first_us[is_later] = stored_first_us[is_later]
+    return {"edits": edits, "first_us": first_us}

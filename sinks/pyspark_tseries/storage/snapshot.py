@@ -49,6 +49,7 @@ class Snapshot:
         horizon: the last commit that may have lost events to compaction; -1 if none has.
         as_of: the last commit that counts, if the files have later ones; None if all count.
         heads: where the store keeps the index it loaded last; None in a task.
+        later_files: the files that only have events of later commits than `as_of`; [] in a task.
     """
 
     location: Location
@@ -60,11 +61,13 @@ class Snapshot:
     horizon: int = -1
     as_of: int | None = None
     heads: LastIndex | None = dataclasses.field(default=None, repr=False, compare=False)
+    later_files: list[DataFile] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a task needs."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {
-            "heads": None
+            "heads": None,
+            "later_files": [],
         }
 
     @property
@@ -154,9 +157,16 @@ class Snapshot:
 
     def _before(self, commit: int, us: int) -> "Snapshot":
         data = [file for file in self.files if file.first_commit <= commit]
+        later_files = [file for file in self.files if file.first_commit > commit]
         metadata = dataclasses.replace(self.metadata, parent=None, commit=commit, commit_us=us)
         metadata = NO_COMMIT if commit < 0 else metadata
-        return dataclasses.replace(self, files=data, metadata=metadata, as_of=commit)
+        return dataclasses.replace(
+            self,
+            files=data,
+            metadata=metadata,
+            as_of=commit,
+            later_files=[*later_files, *self.later_files],
+        )
 
     def _last_commit(
         self, counts: Callable[[Int64Array, Int64Array], BoolArray]

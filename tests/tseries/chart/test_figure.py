@@ -336,6 +336,15 @@ def test_buckets_of_a_zone_are_drawn_by_its_clock(rooms):
     assert alone.startswith("<div><p>1 bucket, times in Europe/Berlin</p><table>")
 
 
+def test_a_bucket_that_ends_after_the_year_9999_is_drawn(tmp_path):
+    series = TimeSeries.create(tmp_path / "s", {"v": pa.float64()}, "unlimited")
+    for year in (2026, 9999):
+        series.append("a", 1.0, datetime(year, 12, 31, tzinfo=UTC), max_future=timedelta.max)
+    chart = series.range_query().every("1 year").aggregate(v="mean").select_from().chart()
+    assert "1 Jan 2026 00:00 to 31 Dec 9999" in repr(chart)
+    assert "</svg>" in chart.to_svg()
+
+
 def test_a_tag_is_drawn_as_series_are(rooms):
     found = rooms.range_query().every("1 hour").aggregate(n=("*", "count")).by("v").select_from("a")
     assert found.chart().figure.series == ("0.0", "1.0", "3.0", "4.0", "7.0")

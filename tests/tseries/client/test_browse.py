@@ -161,6 +161,27 @@ def test_all_of_a_long_series_are_buckets_with_the_lowest_and_the_highest(tmp_pa
     assert len("".join(shown.values())) < MAX_PAGE
 
 
+@pytest.mark.parametrize("step", [timedelta(milliseconds=7), timedelta(days=7)])
+def test_all_of_a_series_of_any_length_are_buckets_in_a_zone_too(tmp_path, step):
+    series = TimeSeries.create(tmp_path / "s", SCHEMA, "unlimited")
+    count = COUNTS[-1] + 1
+    times = pa.array([T0 + (n - count) * step for n in range(count)])
+    table = {"series": pa.array(["a"] * count), "timestamp": times}
+    series.append_many(pa.table({**table, "celsius": pa.array([1.0] * count)}))
+    viewer = StoreViewer(parse_location(str(tmp_path / "s")), "anna", "Europe/Berlin")
+    drawn = sections(StorePage(viewer, now_us), series="a", last=ALL)["drawn"]
+    assert "Buckets of" in drawn
+    assert "celsius, min to max" in drawn
+
+
+def test_an_edit_in_a_late_digit_is_no_edit_to_the_same_value(tmp_path):
+    series = TimeSeries.create(tmp_path / "s", {"v": pa.float64()}, "unlimited")
+    series.append("a", 1234567.1, T0)
+    series.edit("a", 0, 1234567.2)
+    drawn = sections(page_of(tmp_path / "s"), series="a")["drawn"]
+    assert "v 1234567.1 → 1234567.2" in drawn
+
+
 def test_an_empty_store_is_shown(tmp_path):
     TimeSeries.create(tmp_path / "s", SCHEMA, "unlimited")
     shown = sections(page_of(tmp_path / "s"), series="a", event=0)

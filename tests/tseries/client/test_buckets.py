@@ -174,6 +174,8 @@ def test_a_stream_of_buckets_has_the_rows_of_the_whole(store):
         (lambda q, at: q.from_last(1).to(at), range(4)),
         (lambda q, at: q.from_(at + 9 * HOUR).to(1), range(3, 10)),
         (lambda q, at: q.from_(at + 9 * HOUR).previous(2), range(3, 10)),
+        (lambda q, at: q.from_(at).next(5 * HOUR), range(6)),
+        (lambda q, at: q.from_(at + 9 * HOUR).previous(8 * HOUR), range(1, 10)),
     ],
 )
 def test_filled_buckets_begin_and_end_at_a_time_on_either_side_of_the_events(tmp_path, ask, hours):

@@ -189,6 +189,32 @@ def test_series_counts_what_compaction_and_erasure_have_removed(tmp_path):
     assert TimeSeries.open(tmp_path / "s", "me").verify() == []
 
 
+def test_series_as_of_a_commit_stays_the_same_after_later_edits_and_erasures(tmp_path):
+    store = TimeSeries.create(
+        tmp_path / "s", {"v": pa.int64()}, "limit 2", "me", min_retention_age=timedelta(0)
+    )
+    for second in range(4):
+        store.append("a", second, at(second))
+    store.append("b", 4, at(20))
+    store.compact()
+    store.edit("a", 3, 5)
+    commit = store.history("a", 4)["commit"].to_pylist()[-1]
+    before = store.series().to_pylist()
+    assert [(row["events"], row["edits"], row["first"]) for row in before] == [
+        (4, 1, at(0)),
+        (1, 0, at(20)),
+    ]
+    store.edit("a", 3, 6)
+    store.append("a", 7, at(30))
+    store.erase("b", 0, "a test")
+    store.append("b", 8, at(10))  # Behind an erased event an original may be older.
+    past = store.as_of(commit)
+    assert past.series().to_pylist() == [before[0], {**before[1], "newest": None}]
+    counts = past.sql("SELECT events, edits FROM series ORDER BY series").fetchall()
+    assert counts == [(4, 1), (1, 0)]
+    assert store.series()["first"].to_pylist() == [at(0), at(10)]
+
+
 def test_an_index_without_counts_gives_nulls(store):
     index = store._store.index()
     names, columns = index.ids.names(), {name: index.columns[name] for name in index.columns}

@@ -2,7 +2,8 @@
 
 import re
 import shutil
-from datetime import timedelta
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -381,6 +382,23 @@ def test_days_of_a_time_zone_are_rolled_up(tmp_path):
     found = [(row["timestamp"], row["celsius"]) for row in buckets(tmp_path / "r")]
     assert found == [(row["timestamp"], row["celsius"]) for row in wanted]
     assert 69 in {count for _, count in found}, "a day of 23 hours"
+
+
+@pytest.mark.parametrize("day", [1, 15])
+def test_a_rollup_by_months_of_a_zone_has_every_month_from_any_day_on(tmp_path, day):
+    zone = ZoneInfo("Europe/Berlin")
+    store = TimeSeries.create(tmp_path / "s", {"v": pa.int64()}, "unlimited")
+    for month in range(1, 13):
+        store.append("a", month, datetime(2023, month, 20, tzinfo=zone))
+        store.rollup(
+            tmp_path / "months",
+            "1 month",
+            {"v": "sum"},
+            timezone="Europe/Berlin",
+            origin=datetime(2000, 1, day, tzinfo=zone),
+        )
+    found = TimeSeries.open(tmp_path / "months").range_query().select_from("a")
+    assert found.table["v"].to_pylist() == list(range(1, 12))
 
 
 def test_a_bucket_that_was_erased_in_the_rollup_stays_erased(source, tmp_path):

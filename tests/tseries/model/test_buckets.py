@@ -71,6 +71,27 @@ def test_buckets_begin_where_the_clock_shows_a_multiple(
     assert buckets.ends(every[:-1]).tolist() == every[1:].tolist()
 
 
+@pytest.mark.parametrize("width", ["15 minutes", "1 hour", "12 hours", "1 day", "2 days"])
+@pytest.mark.parametrize(("zone", "day"), [*ODD_DAYS, ("Pacific/Apia", (2011, 12, 30))])
+def test_a_bucket_ends_where_the_next_begins_also_if_the_clock_skips_into_one(
+    zone: str, day: tuple[int, int, int], width: str
+) -> None:
+    buckets = parse_buckets(width, zone, datetime(2000, 1, 3, 0, 10, tzinfo=ZoneInfo(zone)))
+    middle = us(*day)
+    starts = buckets.starts(np.arange(middle - 4 * DAY_US, middle + 5 * DAY_US, 5 * MINUTE_US))
+    begins = np.unique(starts)
+    assert buckets.ends(begins[:-1]).tolist() == begins[1:].tolist()
+    assert buckets.between(int(starts[0]), int(starts[-1])).tolist() == begins.tolist()
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Sao_Paulo", "Pacific/Apia"])
+@pytest.mark.parametrize("day", [1, 14, 15, 16, 17, 28])
+def test_a_month_from_any_day_ends_where_the_next_begins(day: int, zone: str) -> None:
+    buckets = parse_buckets("1 month", zone, datetime(2000, 1, day, tzinfo=ZoneInfo(zone)))
+    begins = np.unique(buckets.starts(np.arange(us(2010, 1, 1), us(2013, 1, 1), 6 * HOUR_US)))
+    assert buckets.ends(begins[:-1]).tolist() == begins[1:].tolist()
+
+
 def test_the_day_of_25_hours_has_25_hourly_buckets_and_is_one_daily_one() -> None:
     first, end = us(2026, 10, 25, zone="Europe/Berlin"), us(2026, 10, 26, zone="Europe/Berlin")
     assert len(parse_buckets("1 hour", "Europe/Berlin").between(first, end - 1)) == 25
