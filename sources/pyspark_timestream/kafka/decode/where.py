@@ -428,12 +428,13 @@ def _decimal_of(value: Decimal) -> pa.DataType:
 
 
 _DATE: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_CLOCK: Final = r"[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
+_MINUTE: Final = r"[ T][0-9]{2}:[0-9]{2}"
+_SECOND: Final = r":[0-9]{2}(?:\.[0-9]{1,6})?"
 _ZONE: Final = r"(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])"
 _TIME_FORMS: Final = {
     pa.date32(): (_DATE, "2024-05-01"),
-    INSTANT: (f"{_DATE}{_CLOCK}{_ZONE}", "2024-05-01T08:30:00Z"),
-    pa.timestamp("us"): (f"{_DATE}(?:{_CLOCK})?", "2024-05-01T08:30:00"),
+    INSTANT: (f"{_DATE}{_MINUTE}{_SECOND}{_ZONE}", "2024-05-01T08:30:00Z"),
+    pa.timestamp("us"): (f"{_DATE}(?:{_MINUTE}(?:{_SECOND})?)?", "2024-05-01T08:30:00"),
 }
 """Type -> a pattern of the texts that mean the same in every session, and an example."""
 

@@ -91,7 +91,7 @@ def test_a_decimal_is_compared_without_rounding():
 def test_instants_are_compared_to_the_microsecond():
     times = pa.array([0, 1, None], pa.int64()).cast(INSTANT)
     assert found("t > '1970-01-01T01:00:00+01:00'", t=times) == [1]
-    assert found("t between '1970-01-01 00:00Z' and '1970-01-01T00:00:00.000000Z'", t=times) == [0]
+    assert found("t between '1970-01-01 00:00:00Z' and '1970-01-01T00:00:00.0Z'", t=times) == [0]
 
 
 def test_a_field_of_a_null_struct_is_null():
@@ -118,6 +118,8 @@ def test_a_field_of_a_null_struct_is_null():
         ("ts > '2024-01-01'", "'2024-01-01' is no timestamp.*a zone"),
         ("ts > timestamp'2024-01-01 00:00:00'", "is no timestamp.*a zone"),
         ("ts > '2024-02-30T00:00:00Z'", "is no timestamp"),
+        ("ts > '2024-01-01T00:00Z'", "is no timestamp.*with all digits"),
+        ("ts > timestamp'2024-01-01 00:00+01:00'", "is no timestamp.*with all digits"),
         ("ts > '2024-01-01T00:00:00.1234567Z'", "is no timestamp"),
         ("ts > date'2024-01-01'", "with date.*such as timestamp'2024-05-01T08:30:00Z'"),
         ("day <= timestamp'2024-01-01T00:00:00Z'", "with timestamp.*such as date'2024-05-01'"),
