@@ -82,7 +82,7 @@ def test_clocks_of_many_writers_fit_the_group_or_are_said_with_their_size(
         assert warnings == []
     else:
         (warning,) = warnings
-        said = f"with {writers} writers, takes "
+        said = f"with {writers} writers, take "
         assert warning.startswith(f"a clock too large for the group: topic '{made.topic}' part")
         assert said in warning
         needed = int(warning.split(said)[1].split()[0])

@@ -54,7 +54,7 @@ def bug(
 
 @bug()
 def an_offset_is_lost_at_a_restart(patch: Patch) -> None:
-    real = driver.StreamDriver._find_positions
+    real = driver.StreamDriver._examine_logs
 
     def find(self: Any, previous: Any, run: Any) -> Any:
         found = real(self, previous, run)
@@ -64,7 +64,7 @@ def an_offset_is_lost_at_a_restart(patch: Patch) -> None:
         later = {p: min(at + 1, ends.get(p, at)) for p, at in found.positions.items()}
         return found._replace(positions=later)
 
-    patch.setattr(driver.StreamDriver, "_find_positions", find)
+    patch.setattr(driver.StreamDriver, "_examine_logs", find)
 
 
 @bug()
@@ -86,7 +86,7 @@ def a_replay_reads_other_ranges(patch: Patch) -> None:
 
 @bug()
 def a_batch_that_tasks_committed_counts_twice(patch: Patch) -> None:
-    real = driver.find_restored_states
+    real = driver.load_end_states
 
     def find(options: Any, batch: Any, *given: Any) -> Any:
         found = real(options, batch, *given)
@@ -96,7 +96,7 @@ def a_batch_that_tasks_committed_counts_twice(patch: Patch) -> None:
         }
         return replace(found, states=states)
 
-    patch.setattr(driver, "find_restored_states", find)
+    patch.setattr(driver, "load_end_states", find)
 
 
 @bug()
@@ -217,7 +217,7 @@ def an_imported_cti_does_not_wait_for_what_metadata_lacks(patch: Patch) -> None:
     def complete(self: Any, told: Any, partitions: Any) -> Any:
         return {**dict.fromkeys(partitions, 0), **told}
 
-    patch.setattr(driver.StreamDriver, "_complete", complete)
+    patch.setattr(driver.StreamDriver, "_add_lacking_ends", complete)
 
 
 @bug(of=WideWorld)
@@ -248,7 +248,7 @@ def a_batch_that_runs_again_reads_the_topic_that_was_created_again(patch: Patch)
 
 @bug(of=TopicWorld)
 def a_batch_that_is_noted_is_written_again(patch: Patch) -> None:
-    patch.setattr(stream_writer, "is_written", lambda last, batch, place: False)
+    patch.setattr(stream_writer, "check_written", lambda last, batch, place: False)
 
 
 @bug(of=TopicWorld)

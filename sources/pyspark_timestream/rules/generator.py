@@ -11,7 +11,7 @@ writers, which is the partition's CTI (4.10).
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,13 @@ _EVENTS_PER_SEARCH: Final = 50
 """One single search costs about as much as this many events in a search for all at once."""
 
 
+class CountedEvents(NamedTuple):
+    """The counted events of a block (semantics 2.10): their rows and event times."""
+
+    rows: Instants
+    times: Instants
+
+
 @dataclass(frozen=True, slots=True)
 class GeneratedCtis:
     """The CTIs of a block, and the generator's state after it.
@@ -57,18 +64,22 @@ class GeneratedCtis:
     effective: Mask
 
 
+class _Generator(NamedTuple):
+    """A generator between two events: the CTI in force (or NEVER), the counter and the base."""
+
+    cti_us: int
+    count: int
+    base_us: int | None
+
+
 def generate_ctis(
-    rules: TimeRules,
-    state: PartitionState,
-    rows: Instants,
-    times: Instants,
-    proposals: Proposals,
+    rules: TimeRules, state: PartitionState, events: CountedEvents, proposals: Proposals
 ) -> GeneratedCtis:
-    """Run the generator over a block; `rows` and `times` are those of its counted events."""
-    cti_us = instant_or_sentinel(state.cti_us)
-    rising = _find_rising(cti_us, proposals)
+    """Run the generator over a block."""
+    generator = _Generator(instant_or_sentinel(state.cti_us), state.count, state.base_us)
+    rising = _find_rising(generator.cti_us, proposals)
     if rules.every_events is not None or rules.every_us is not None:
-        return _interleave(rules, state, rows, times, proposals, rising)
+        return _interleave(rules, generator, events, proposals, rising)
     # No generated CTI comes between them, so each rising proposal takes effect.
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     effective[rising] = True
@@ -79,9 +90,8 @@ def generate_ctis(
 
 def _interleave(
     rules: TimeRules,
-    state: PartitionState,
-    rows: Instants,
-    times: Instants,
+    generator: _Generator,
+    events: CountedEvents,
     proposals: Proposals,
     rising: Instants,
 ) -> GeneratedCtis:
@@ -90,53 +100,50 @@ def _interleave(
     Each round generates CTIs over the next `ahead` proposals as if none of these took effect, and
     cuts the result at the first that does, the winner.
     """
-    cti_us = instant_or_sentinel(state.cti_us)
-    count, base_us = state.count, state.base_us
+    rows, times = events
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     indices, ctis, begin, position, ahead = [], [], 0, 0, 1
     ends = np.searchsorted(rows, proposals.cuts[rising]).tolist()
     while position < len(rising):
         tried = rising[position : position + ahead]
         end = ends[position + len(tried) - 1]
-        index, us, later_count, later_us = _generate_segment(
-            rules, cti_us, count, base_us, rows[begin:end], times[begin:end]
-        )
-        winner, generated = _find_first_effective(cti_us, index, us, proposals, tried)
+        index, us, later = _generate_segment(rules, generator, rows[begin:end], times[begin:end])
+        winner, generated = _find_first_effective(generator.cti_us, index, us, proposals, tried)
         indices.append(index[:generated])
         ctis.append(us[:generated])
         if winner is None:
             # None took effect: try twice as many in the next round.
             begin, position, ahead = end, position + len(tried), 2 * ahead
-            cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, later_count, later_us
+            generator = later
             continue
-        cti_us, count = int(proposals.us[tried[winner]]), 0
-        base_us = base_us if rules.every_us is None else cti_us
-        effective[tried[winner]] = True
-        indices.append(proposals.cuts[tried[winner : winner + 1]] - 1)
-        ctis.append(proposals.us[tried[winner : winner + 1]])
+        proposal = tried[winner]
+        cti_us = int(proposals.us[proposal])
+        generator = _Generator(cti_us, 0, generator.base_us if rules.every_us is None else cti_us)
+        effective[proposal] = True
+        indices.append(proposals.cuts[[proposal]] - 1)
+        ctis.append(proposals.us[[proposal]])
         begin, position, ahead = ends[position + winner], position + winner + 1, winner + 1
-    index, us, count, base_us = _generate_segment(
-        rules, cti_us, count, base_us, rows[begin:], times[begin:]
-    )
+    index, us, generator = _generate_segment(rules, generator, rows[begin:], times[begin:])
     indices.append(index)
     ctis.append(us)
-    return GeneratedCtis(np.concatenate(indices), np.concatenate(ctis), count, base_us, effective)
+    all_indices, all_ctis = np.concatenate(indices), np.concatenate(ctis)
+    return GeneratedCtis(all_indices, all_ctis, generator.count, generator.base_us, effective)
 
 
 def _find_first_effective(
-    cti_us: int, index: Instants, us: Instants, proposals: Proposals, some: Instants
+    cti_us: int, index: Instants, us: Instants, proposals: Proposals, tried: Instants
 ) -> tuple[int | None, int]:
-    """Return the first of `some` proposals that takes effect, and the number of CTIs before it.
+    """Return the first of the `tried` proposals to take effect, and the number of CTIs before it.
 
     The CTIs `us` were generated as if none took effect; if the first is None, all of them stay.
     """
-    if len(some) == 1:
+    if len(tried) == 1:
         in_force_us = us[-1] if len(us) else cti_us
-        return 0 if proposals.us[some[0]] > in_force_us else None, len(us)
-    before = np.searchsorted(index, proposals.cuts[some])
-    in_force = np.concatenate(([cti_us], us))[before]
-    effective = np.flatnonzero(proposals.us[some] > in_force)
-    return (int(effective[0]), int(before[effective[0]])) if len(effective) else (None, len(us))
+        return 0 if proposals.us[tried[0]] > in_force_us else None, len(us)
+    counts_before = np.searchsorted(index, proposals.cuts[tried])
+    in_force_us = np.concatenate(([cti_us], us))[counts_before]
+    winners = np.flatnonzero(proposals.us[tried] > in_force_us)
+    return (int(winners[0]), int(counts_before[winners[0]])) if len(winners) else (None, len(us))
 
 
 def _find_rising(cti_us: int, proposals: Proposals) -> Instants:
@@ -146,34 +153,32 @@ def _find_rising(cti_us: int, proposals: Proposals) -> Instants:
 
 
 def _generate_segment(
-    rules: TimeRules,
-    cti_us: int,
-    count: int,
-    base_us: int | None,
-    rows: Instants,
-    times: Instants,
-) -> tuple[Instants, Instants, int, int | None]:
-    """Generate CTIs from the events between two in-band CTIs; also return counter and base."""
-    triggers, count, base_us = _find_triggers(rules, count, base_us, times)
-    due = np.clip(times[triggers] - rules.delay_us, MIN_US, FINAL_US)
-    highest = np.maximum.accumulate(np.concatenate(([cti_us], due)))
+    rules: TimeRules, generator: _Generator, rows: Instants, times: Instants
+) -> tuple[Instants, Instants, _Generator]:
+    """Generate CTIs from the events between two in-band CTIs; also return the later generator."""
+    triggers, generator = _find_triggers(rules, generator, times)
+    triggered_us = np.clip(times[triggers] - rules.delay_us, MIN_US, FINAL_US)
+    highest = np.maximum.accumulate(np.concatenate(([generator.cti_us], triggered_us)))
     rises = highest[1:] > highest[:-1]
-    return rows[triggers[rises]], due[rises], count, base_us
+    later = generator._replace(cti_us=int(highest[-1]))
+    return rows[triggers[rises]], triggered_us[rises], later
 
 
 def _find_triggers(
-    rules: TimeRules, count: int, base_us: int | None, times: Instants
-) -> tuple[Instants, int, int | None]:
+    rules: TimeRules, generator: _Generator, times: Instants
+) -> tuple[Instants, _Generator]:
     """Find the counted events that trigger a CTI, and the counter and base after them."""
     if len(times) and rules.every_events is not None:
-        first_trigger = rules.every_events - 1 - count
+        first_trigger = rules.every_events - 1 - generator.count
         triggers = np.arange(first_trigger, len(times), rules.every_events, dtype=np.int64)
-        return triggers, (count + len(times)) % rules.every_events, base_us
+        count = (generator.count + len(times)) % rules.every_events
+        return triggers, generator._replace(count=count)
     if len(times) and rules.every_us is not None:
-        base_us = int(times[0]) if base_us is None else base_us
+        base_us = int(times[0]) if generator.base_us is None else generator.base_us
         triggers = _find_span_triggers(times, base_us, rules.every_us)
-        return triggers, count, int(times[triggers[-1]]) if len(triggers) else base_us
-    return np.empty(0, dtype=np.int64), count, base_us
+        base_us = int(times[triggers[-1]]) if len(triggers) else base_us
+        return triggers, generator._replace(base_us=base_us)
+    return np.empty(0, dtype=np.int64), generator
 
 
 def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Instants:
@@ -203,11 +208,11 @@ def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants
 
 
 def fold_written_events(
-    rules: TimeRules, state: PartitionState, events: Events, rows: Instants, times: Instants
+    rules: TimeRules, state: PartitionState, events: Events, counted: CountedEvents
 ) -> MarkEffects:
-    """Fold the events of a block; each counted event, in `rows`, moves its writer's clock."""
+    """Fold the events of a block; each counted event moves its writer's clock."""
     clock = _accumulate_seen_times(rules, state, events.record_us)
-    marks, generators = run_writer_clocks(rules, state, events.writers, (rows, times), clock)
+    marks, generators = _run_writer_clocks(rules, state, events.writers, counted, clock)
     effects = fold_marks(rules, state, marks, events.record_us, len(events.start_us))
     # A writer without events in the block keeps its generator.
     generators = {**dict(state.writers), **generators}
@@ -240,9 +245,26 @@ def _accumulate_seen_times(
     return np.maximum(clock, times_us[0]) if len(times_us) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """The m events, sorted by writer and for each writer by offset, and their r runs.
+class _WrittenEvents(NamedTuple):
+    """The m counted events of a block, sorted by writer, and for each writer by offset.
+
+    Attributes:
+        rows: m rows.
+        times: m instants.
+        codes: m numbers of writers.
+        is_new: m booleans: a writer's first event in the block.
+        names: the writers by their numbers.
+    """
+
+    rows: Instants
+    times: Instants
+    codes: Instants
+    is_new: Mask
+    names: pa.Array
+
+
+class _Runs(NamedTuple):
+    """The m events, sorted as in `_WrittenEvents`, and their r runs.
 
     A run is a writer's events in a block; if the writer was forgotten in between, it starts over
     with a new run (4.5).
@@ -264,100 +286,101 @@ class _Runs:
     bases_us: Instants
 
 
-def run_writer_clocks(
+def _run_writer_clocks(
     rules: TimeRules,
     state: PartitionState,
     writers: pa.Array,
-    counted_events: tuple[Instants, Instants],
+    counted: CountedEvents,
     clock: Instants | None,
 ) -> tuple[Marks, dict[str, WriterState]]:
     """Run every writer's generator over a block, on columns, for any number of writers.
 
-    Sort the events by writer and cut them into runs, then find the triggers of all runs at once. An
-    event that neither raises its writer's CTI nor begins a run changes nothing and becomes no mark,
-    unless `writerTimeout` needs to know when its writer was last seen.
-
-    `counted_events` are the rows and times of the events, and `clock` the greatest record timestamp
-    so far. Return the CTIs as marks, sorted by writer, and the generators of the block's writers.
+    Cut the events of each writer into runs, and find the triggers of all runs at once. `clock` is
+    from `_accumulate_seen_times`. Return the CTIs as marks, sorted by writer, and the generators of
+    the block's writers.
     """
-    rows, times = counted_events
-    timeout_us = rules.writer_timeout_us
-    encoded = writers.take(pa.array(rows)).dictionary_encode()
-    names = encoded.dictionary.to_pylist()
+    events = _sort_by_writer(writers, counted)
+    names, live = events.names.to_pylist(), dict(state.writers)
+    earlier = [live.get(name, WriterState()) for name in names]
+    is_silent = _find_silences(earlier, events, clock, rules.writer_timeout_us)
+    runs = _cut_runs(earlier, events, is_silent)
+    triggers, counts, bases_us = _find_run_triggers(rules, runs)
+    last_events = np.flatnonzero(np.append(events.is_new[1:], len(events.rows) > 0))
+    last_runs = runs.numbers[last_events].tolist()
+    generators = {
+        names[code]: WriterState(None, None, int(counts[run]), instant_or_none(bases_us[run]))
+        for code, run in zip(events.codes[events.is_new].tolist(), last_runs, strict=True)
+    }
+    return _make_marks(rules, events, runs, triggers), generators
+
+
+def _sort_by_writer(writers: pa.Array, counted: CountedEvents) -> _WrittenEvents:
+    encoded = writers.take(pa.array(counted.rows)).dictionary_encode()
     codes = encoded.indices.to_numpy()
     # NumPy sorts numbers of two bytes in linear time.
-    by_writer = np.argsort(codes.astype(np.uint16) if len(names) < 2**16 else codes, kind="stable")
-    codes, rows = codes[by_writer], rows[by_writer]
-    is_new = _find_changes(codes)
-    live = dict(state.writers)
-    before = [live.get(name, WriterState()) for name in names]
-    is_silent = np.zeros(len(codes), dtype=np.bool_)
-    if clock is not None and timeout_us is not None:
-        is_silent = _find_silences(before, codes, is_new, clock[rows], timeout_us, clock)
-    runs = _cut_runs(before, times[by_writer], codes, is_new, is_silent)
-    triggers, counts, bases_us = _find_run_triggers(rules, runs)
-    us = np.full(len(codes), NEVER)
-    us[triggers] = np.clip(runs.times[triggers] - rules.delay_us, MIN_US, FINAL_US)
-    marked = np.arange(len(codes))
-    if timeout_us is None:
-        marked = np.flatnonzero(runs.is_first | _find_rises(max_in_segments(us, runs.is_first)))
-    lasts = runs.numbers[np.flatnonzero(np.append(is_new[1:], len(codes) > 0))]
-    generators = {
-        names[code]: WriterState(
-            None, None, int(counts[last_run]), instant_or_none(bases_us[last_run])
-        )
-        for code, last_run in zip(codes[is_new].tolist(), lasts.tolist(), strict=True)
-    }
-    all_ = np.ones(len(marked), dtype=np.bool_)
-    marked_by = pa.DictionaryArray.from_arrays(pa.array(codes[marked]), encoded.dictionary)
-    return Marks(rows[marked], us[marked], all_, all_, marked_by, ~all_), generators
+    narrow = codes.astype(np.uint16) if len(encoded.dictionary) < 2**16 else codes
+    order = np.argsort(narrow, kind="stable")
+    codes, is_new = codes[order], np.ones(len(codes), dtype=np.bool_)
+    is_new[1:] = codes[1:] != codes[:-1]
+    return _WrittenEvents(
+        counted.rows[order], counted.times[order], codes, is_new, encoded.dictionary
+    )
 
 
-def _find_changes(codes: Instants) -> Mask:
-    is_first = np.ones(len(codes), dtype=np.bool_)
-    is_first[1:] = codes[1:] != codes[:-1]
-    return is_first
+def _make_marks(rules: TimeRules, events: _WrittenEvents, runs: _Runs, triggers: Instants) -> Marks:
+    """Return the CTIs of the events `triggers` as marks.
 
-
-def _find_rises(us: Instants) -> Mask:
-    rises = np.ones(len(us), dtype=np.bool_)
-    rises[1:] = us[1:] > us[:-1]
-    return rises
+    An event that neither raises its writer's CTI nor begins a run changes nothing and becomes no
+    mark, unless `writerTimeout` needs to know when its writer was last seen.
+    """
+    us = np.full(len(events.rows), NEVER)
+    us[triggers] = np.clip(events.times[triggers] - rules.delay_us, MIN_US, FINAL_US)
+    marked = np.arange(len(us))
+    if rules.writer_timeout_us is None:
+        greatest = max_in_segments(us, runs.is_first)
+        matters = runs.is_first.copy()
+        matters[1:] |= greatest[1:] > greatest[:-1]
+        marked = np.flatnonzero(matters)
+    writers = pa.DictionaryArray.from_arrays(pa.array(events.codes[marked]), events.names)
+    yes = np.ones(len(marked), dtype=np.bool_)
+    return Marks(
+        events.rows[marked], us[marked], marked=yes, readable=yes, writers=writers, closes=~yes
+    )
 
 
 def _find_silences(
-    before: list[WriterState],
-    codes: Instants,
-    is_new: Mask,
-    seen_us: Instants,
-    timeout_us: int,
-    clock: Instants,
+    earlier: list[WriterState],
+    events: _WrittenEvents,
+    clock: Instants | None,
+    timeout_us: int | None,
 ) -> Mask:
     """Find the events before which their writer was silent for too long (semantics 4.5)."""
+    if clock is None or timeout_us is None:
+        return np.zeros(len(events.rows), dtype=np.bool_)
+    seen_us = clock[events.rows]
     previous_us = np.roll(seen_us, 1)
-    earlier = [clock[0] if writer.seen_us is None else writer.seen_us for writer in before]
-    previous_us[is_new] = np.array(earlier, dtype=np.int64)[codes[is_new]]
+    last_seen_us = [clock[0] if writer.seen_us is None else writer.seen_us for writer in earlier]
+    first_codes = events.codes[events.is_new]
+    previous_us[events.is_new] = np.array(last_seen_us, dtype=np.int64)[first_codes]
     is_silent: Mask = seen_us > previous_us + timeout_us
     return is_silent
 
 
-def _cut_runs(
-    before: list[WriterState], times: Instants, codes: Instants, is_new: Mask, is_silent: Mask
-) -> _Runs:
-    is_first = is_new | is_silent
+def _cut_runs(earlier: list[WriterState], events: _WrittenEvents, is_silent: Mask) -> _Runs:
+    is_first = events.is_new | is_silent
     begins = np.flatnonzero(is_first)
-    goes_on = (is_new & ~is_silent)[begins]
-    counts = np.array([writer.counted for writer in before], dtype=np.int64)
-    bases_us = np.array([instant_or_sentinel(writer.base_us) for writer in before], dtype=np.int64)
-    codes_of_runs = codes[begins]
-    based = np.where(goes_on, bases_us[codes_of_runs], NEVER)
+    continues = (events.is_new & ~is_silent)[begins]
+    counts = np.array([writer.counted for writer in earlier], dtype=np.int64)
+    bases_us = np.array([instant_or_sentinel(writer.base_us) for writer in earlier], dtype=np.int64)
+    codes = events.codes[begins]
+    continued_us = np.where(continues, bases_us[codes], NEVER)
     return _Runs(
-        times=times,
+        times=events.times,
         is_first=is_first,
         numbers=np.cumsum(is_first) - 1,
         begins=begins,
-        counts=np.where(goes_on, counts[codes_of_runs], 0),
-        bases_us=np.where(based == NEVER, times[begins], based),
+        counts=np.where(continues, counts[codes], 0),
+        bases_us=np.where(continued_us == NEVER, events.times[begins], continued_us),
     )
 
 
@@ -395,9 +418,9 @@ def _find_run_span_triggers(runs: _Runs, span_us: int) -> Instants:
     first_ranks = np.searchsorted(values, runs.bases_us + span_us)
     firsts = np.searchsorted(ranks, np.arange(len(runs.begins)) * height + first_ranks)
     ends = np.append(runs.begins[1:], len(highest))
-    following, chain = successors.tolist(), []
+    successor, chain = successors.tolist(), []
     for event, end in zip(firsts.tolist(), ends.tolist(), strict=True):
         while event < end:
             chain.append(event)
-            event = following[event]
+            event = successor[event]
     return np.array(chain, dtype=np.int64)

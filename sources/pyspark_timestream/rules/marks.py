@@ -31,7 +31,7 @@ _MAX_SHIFTED: Final = 2**62
 
 def sort_by_writer(keys: Instants, codes: Instants) -> Instants:
     """Return the order of n changes by the number of their writer, then by key."""
-    # NumPy sorts numbers of two bytes in linear time, and so it does keys of a few sorted runs.
+    # NumPy sorts numbers of two bytes, and keys of a few sorted runs, in linear time.
     narrow = codes.astype(np.uint16) if codes.max(initial=0) < 2**16 else codes
     return np.lexsort((keys, narrow))
 
@@ -83,7 +83,7 @@ def min_over_intervals(begins: Instants, ends: Instants, us: Instants, steps: in
 
 
 _BEFORE_BLOCK: Final = -1
-_NOTHING: Final = np.empty(0, np.int64)
+_NO_INSTANTS: Final = np.empty(0, np.int64)
 
 
 class Marks(NamedTuple):
@@ -154,7 +154,7 @@ def fold_marks(
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
     clock = _accumulate_record_times(rules, state, record_us)
-    seen_times = _NOTHING if clock is None else clock[clock > NEVER]
+    seen_times = _NO_INSTANTS if clock is None else clock[clock > NEVER]
     first_us = state.first_us
     if rules.writer_grace_us is not None and first_us is None and len(seen_times):
         first_us = int(seen_times[0])
@@ -163,21 +163,21 @@ def fold_marks(
     begins = bool(rows and rules.writers and not state.begun)
     live = dict(state.writers) | {name: WriterState() for name in rules.writers if begins}
     changes = _list_changes(live, marks, silence_clock, seen_from_us)
-    # Without marks, timeouts and windows the records themselves do not matter.
-    is_quiet = clock is None and not len(marks.rows) and not rules.time_window
-    ends = _find_ends(changes, silence_clock, rules.writer_timeout_us, 0 if is_quiet else rows)
-    intervals = _find_intervals(changes, ends, 0 if is_quiet else rows)
+    if clock is None and not len(marks.rows) and not rules.time_window:
+        rows = 0  # Without marks, timeouts and windows the records themselves do not matter.
+    ends = _find_ends(changes, silence_clock, rules.writer_timeout_us, rows)
+    intervals = _find_intervals(changes, ends, rows)
     noted_marks = changes.us[changes.is_mark & changes.has_name & (changes.keys != _BEFORE_BLOCK)]
-    before_us = instant_or_sentinel(state.noted_us)
+    earlier_noted_us = instant_or_sentinel(state.noted_us)
     return MarkEffects(
         writers=intervals.live,
-        noted_us=instant_or_none(max(before_us, int(noted_marks.max(initial=NEVER)))),
+        noted_us=instant_or_none(max(earlier_noted_us, int(noted_marks.max(initial=NEVER)))),
         record_us=int(seen_times[-1]) if len(seen_times) else state.record_us,
         first_us=first_us,
         begun=state.begun or begins,
-        proposals=_propose(intervals, _find_opening(rules, state, clock, first_us)),
+        proposals=_propose(intervals, _find_end_of_grace(rules, state, clock, first_us)),
         unreadable=marks.rows[marks.marked & ~marks.readable],
-        window=_compute_window(changes, intervals, before_us) if rules.time_window else None,
+        window=_compute_window(changes, intervals, earlier_noted_us) if rules.time_window else None,
     )
 
 
@@ -253,20 +253,21 @@ def _list_changes(
     unnamed = numbers.get("", -1)
     marked = np.flatnonzero(marks.marked & marks.readable)
     closed = np.flatnonzero(marks.closes & (writer_codes != unnamed))
-    now_us = np.full(len(marked), NEVER)
+    marked_seen_us = np.full(len(marked), NEVER)
     if clock is not None and first_us is not None:
-        now_us = np.maximum(clock[marks.rows[marked]], first_us)
-    start_us = [instant_or_sentinel(w.mark_us) for w in live.values()]
-    start_seen_us = [
-        instant_or_sentinel(first_us if w.seen_us is None else w.seen_us) for w in live.values()
+        marked_seen_us = np.maximum(clock[marks.rows[marked]], first_us)
+    live_us = [instant_or_sentinel(writer.mark_us) for writer in live.values()]
+    live_seen_us = [
+        instant_or_sentinel(first_us if writer.seen_us is None else writer.seen_us)
+        for writer in live.values()
     ]
     never = np.full(len(closed), NEVER)
     key_parts = [3 * marks.rows[marked] + 1, 3 * marks.rows[closed] + 2]
     keys = np.concatenate([np.full(len(live), _BEFORE_BLOCK), *key_parts])
     codes = np.concatenate([np.arange(len(live)), writer_codes[marked], writer_codes[closed]])
     is_mark = np.arange(len(codes)) < len(codes) - len(closed)
-    us = np.concatenate([np.array(start_us, np.int64), marks.us[marked], never])
-    seen_us = np.concatenate([np.array(start_seen_us, np.int64), now_us, never])
+    us = np.concatenate([np.array(live_us, np.int64), marks.us[marked], never])
+    seen_us = np.concatenate([np.array(live_seen_us, np.int64), marked_seen_us, never])
     order = sort_by_writer(keys, codes)
     return _Changes(
         keys[order],
@@ -284,14 +285,14 @@ def _find_ends(
 ) -> Instants:
     """Find the key at which each change ends: the writer's next change or its silence (4.5)."""
     ends = np.full(len(changes.keys), 3 * rows)
-    same = changes.codes[1:] == changes.codes[:-1]
-    ends[:-1][same] = changes.keys[1:][same]
+    has_next = changes.codes[1:] == changes.codes[:-1]
+    ends[:-1][has_next] = changes.keys[1:][has_next]
     if clock is None or timeout_us is None:
         return ends
-    silent = np.searchsorted(clock, changes.seen_us + timeout_us, side="right")
-    silent[changes.seen_us == NEVER] = rows
-    earlier: Instants = np.minimum(ends, 3 * silent)
-    return earlier
+    silent_rows = np.searchsorted(clock, changes.seen_us + timeout_us, side="right")
+    silent_rows[changes.seen_us == NEVER] = rows
+    first_ends: Instants = np.minimum(ends, 3 * silent_rows)
+    return first_ends
 
 
 def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
@@ -307,30 +308,30 @@ def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
     is_step = np.zeros(3 * rows + 2, dtype=np.bool_)
     is_step[[0, -1]] = True
     is_step[changes.keys + 1] = True
-    marks_at = np.flatnonzero(changes.is_mark)
-    is_step[ends[marks_at] + 1] = True
+    mark_index = np.flatnonzero(changes.is_mark)
+    is_step[ends[mark_index] + 1] = True
     steps = np.cumsum(is_step) - 1
     # A mark that still holds after the block belongs to a live writer.
-    lasting = marks_at[ends[marks_at] == 3 * rows]
-    ended_open = zip(
+    lasting = mark_index[ends[mark_index] == 3 * rows]
+    last_marks = zip(
         changes.codes[lasting], greatest[lasting], changes.seen_us[lasting], strict=True
     )
     live = {
-        changes.names[c]: WriterState(instant_or_none(us), instant_or_none(seen_us))
-        for c, us, seen_us in ended_open
+        changes.names[code]: WriterState(instant_or_none(us), instant_or_none(seen_us))
+        for code, us, seen_us in last_marks
     }
     return _Intervals(
-        begins=steps[changes.keys[marks_at] + 1],
-        ends=steps[ends[marks_at] + 1],
-        us=greatest[marks_at],
-        has_name=changes.has_name[marks_at],
+        begins=steps[changes.keys[mark_index] + 1],
+        ends=steps[ends[mark_index] + 1],
+        us=greatest[mark_index],
+        has_name=changes.has_name[mark_index],
         live=tuple(sorted(live.items())),
         keys=np.flatnonzero(is_step)[:-1] - 1,
         steps=steps,
     )
 
 
-def _find_opening(
+def _find_end_of_grace(
     rules: TimeRules, state: PartitionState, clock: Instants | None, first_us: int | None
 ) -> int | None:
     """Find the record before which the grace ends: -1 before the block, None after it."""
@@ -344,34 +345,34 @@ def _find_opening(
     return row if row < len(clock) else None
 
 
-def _propose(intervals: _Intervals, opens_at: int | None) -> Proposals:
+def _propose(intervals: _Intervals, grace_end: int | None) -> Proposals:
     least_us = min_over_intervals(
         intervals.begins, intervals.ends, intervals.us, len(intervals.keys)
     )
     # A record comes after the silences that it reveals, and before its own mark and close.
     cuts, is_mark = (intervals.keys + 2) // 3, intervals.keys % 3 == 1
-    if opens_at == -1:
+    if grace_end == -1:
         return Proposals(cuts[1:], least_us[1:], is_mark[1:])
-    if opens_at is None:
+    if grace_end is None:
         return Proposals(cuts[1:], np.full(len(cuts) - 1, NEVER), is_mark[1:])
-    earlier_cuts = int(np.searchsorted(cuts, opens_at, side="right"))
-    opening_us = least_us[earlier_cuts - 1]
-    least_us[:earlier_cuts] = NEVER
+    suppressed = int(np.searchsorted(cuts, grace_end, side="right"))
+    first_us = least_us[suppressed - 1]
+    least_us[:suppressed] = NEVER
     return Proposals(
-        np.insert(cuts, earlier_cuts, opens_at)[1:],
-        np.insert(least_us, earlier_cuts, opening_us)[1:],
-        np.insert(is_mark, earlier_cuts, False)[1:],
+        np.insert(cuts, suppressed, grace_end)[1:],
+        np.insert(least_us, suppressed, first_us)[1:],
+        np.insert(is_mark, suppressed, False)[1:],
     )
 
 
 def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> Window:
     """Compute the bounds at each record (4.6), after its silences and before its own mark."""
-    count = len(intervals.keys)
+    steps = len(intervals.keys)
     is_known = intervals.has_name & (intervals.us != NEVER)
     lower_us = min_over_intervals(
-        intervals.begins[is_known], intervals.ends[is_known], intervals.us[is_known], count
+        intervals.begins[is_known], intervals.ends[is_known], intervals.us[is_known], steps
     )
-    upper_us = np.full(count, NEVER)
+    upper_us = np.full(steps, NEVER)
     is_noted = changes.is_mark & changes.has_name & (changes.keys != _BEFORE_BLOCK)
     upper_us[intervals.steps[changes.keys[is_noted] + 1]] = changes.us[is_noted]
     upper_us[0] = noted_us

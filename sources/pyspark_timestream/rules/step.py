@@ -25,7 +25,7 @@ on-time row below U comes before this end, so nobody reads the rest.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.core.policies import FUTURE_POLICIES, LATE_COUNTERS, POLICIES, Action
 from pyspark_timestream.rules.generator import (
+    CountedEvents,
     GeneratedCtis,
     fold_written_events,
     generate_ctis,
@@ -145,7 +146,7 @@ def step(
         ValueError: the columns of `marks` differ in length.
     """
     if rules.is_at_end(state.cti_us):
-        return state, _leave_out(rules, events)
+        return state, _leave_out_all(rules, events)
     end_state, result = _fold(rules, state, events, marks)
     until_us = rules.until_us
     if until_us is None or not rules.is_at_end(end_state.cti_us):
@@ -153,7 +154,7 @@ def step(
     last_cti = int(np.searchsorted(result.cti_us, until_us))
     stop = int(result.cti_index[last_cti]) + 1
     # Fold again, only up to the record at which the CTI reaches the end.
-    end_state, before = _fold(rules, state, _cut_events(events, stop), _cut_marks(marks, stop))
+    end_state, cut = _fold(rules, state, _cut_events(events, stop), _cut_marks(marks, stop))
     # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
     end_state = dataclasses.replace(end_state, cti_us=until_us, ctis=state.ctis + last_cti + 1)
     is_before = np.arange(len(result.keep)) < stop
@@ -162,24 +163,24 @@ def step(
         keep=result.keep & is_before,
         cti_index=result.cti_index[: last_cti + 1],
         cti_us=np.append(result.cti_us[:last_cti], until_us),
-        failure=before.failure,
-        unreadable=before.unreadable,
+        failure=cut.failure,
+        unreadable=cut.unreadable,
         inside=is_before if result.inside is None else result.inside & is_before,
     )
 
 
-def _leave_out(rules: TimeRules, events: Events) -> BlockResult:
+def _leave_out_all(rules: TimeRules, events: Events) -> BlockResult:
     """Return the result for records after the partition's end."""
     _, result = _fold(rules, PartitionState(), events, NO_MARKS)
-    none = np.zeros(len(result.keep), dtype=np.bool_)
+    no_rows = np.zeros(len(result.keep), dtype=np.bool_)
     return dataclasses.replace(
         result,
-        keep=none,
+        keep=no_rows,
         cti_index=_NO_INSTANTS,
         cti_us=_NO_INSTANTS,
         failure=None,
         unreadable=_NO_INSTANTS,
-        inside=none,
+        inside=no_rows,
     )
 
 
@@ -195,21 +196,11 @@ def _cut_marks(marks: Marks, stop: int) -> Marks:
     return Marks(*cut)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tally:
-    """What a block adds to the counters of the partition, under the same names.
+class _ClockResult(NamedTuple):
+    """The effects of a block on the clock."""
 
-    `late` has those that the table of policies names.
-    """
-
-    events: int
-    malformed: int
-    tombstones: int
-    future: int
-    outside: int
-    ctis: int
-    ignored_ctis: int
-    late: Mapping[str, int]
+    effects: MarkEffects
+    generated: GeneratedCtis
 
 
 def _fold(
@@ -218,11 +209,10 @@ def _fold(
     """Fold a block without regard to the partition's end."""
     times, well_formed, malformed = check_times(events)
     beyond = _find_beyond_max_future(rules, events, times)
-    counts = well_formed if events.is_end is None else well_formed & ~events.is_end
-    counted_rows = np.flatnonzero(counts if beyond is None else counts & ~beyond)
-    effects, generated = _advance_clock(
-        rules, state, events, marks, (counted_rows, times[counted_rows])
-    )
+    is_counted = well_formed if events.is_end is None else well_formed & ~events.is_end
+    rows = np.flatnonzero(is_counted if beyond is None else is_counted & ~beyond)
+    clock = _advance_clock(rules, state, events, marks, CountedEvents(rows, times[rows]))
+    effects, generated = clock
     in_force_us = _spread_ctis(state.cti_us, generated.index, generated.us, len(times))
     result = BlockResult(
         keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
@@ -244,18 +234,18 @@ def _fold(
     result, outside_count = _limit_to_replay_window(rules, result)
     tombstone_count = 0 if events.valueless is None else _count(malformed & events.valueless)
     ineffective_marks = effects.proposals.is_mark & ~generated.effective
-    tally = _Tally(
-        events=len(times) if events.present is None else _count(events.present),
-        malformed=_count(malformed) - tombstone_count,
-        tombstones=tombstone_count,
-        future=0 if future is None else _count(future),
-        outside=outside_count,
-        ctis=len(generated.us),
-        ignored_ctis=len(effects.unreadable) + _count(ineffective_marks),
-        late=late_counts,
-    )
+    counts = {
+        "events": len(times) if events.present is None else _count(events.present),
+        "malformed": _count(malformed) - tombstone_count,
+        "tombstones": tombstone_count,
+        "future": 0 if future is None else _count(future),
+        "outside": outside_count,
+        "ctis": len(generated.us),
+        "ignored_ctis": len(effects.unreadable) + _count(ineffective_marks),
+        **late_counts,
+    }
     clues = _add_clues(state.clues, rules.delay_us, result, events.record_us)
-    return _advance_state(state, (effects, generated), result, tally, clues), result
+    return _advance_state(state, clock, result, counts, clues), result
 
 
 def _limit_to_replay_window(rules: TimeRules, result: BlockResult) -> tuple[BlockResult, int]:
@@ -269,12 +259,12 @@ def _limit_to_replay_window(rules: TimeRules, result: BlockResult) -> tuple[Bloc
 
 def _advance_state(
     state: PartitionState,
-    clock: tuple[MarkEffects, GeneratedCtis],
+    clock: _ClockResult,
     result: BlockResult,
-    tally: _Tally,
+    counts: Mapping[str, int],
     clues: Clues,
 ) -> PartitionState:
-    """Return the state after a block, from that before it."""
+    """Return the state after a block from the one before it; add `counts` to its counters."""
     effects, generated = clock
     well_formed_rows = np.flatnonzero(result.well_formed)
     return dataclasses.replace(
@@ -289,15 +279,8 @@ def _advance_state(
         record_us=effects.record_us,
         first_us=effects.first_us,
         begun=effects.begun,
-        events=state.events + tally.events,
-        malformed=state.malformed + tally.malformed,
-        tombstones=state.tombstones + tally.tombstones,
-        future=state.future + tally.future,
-        outside=state.outside + tally.outside,
-        ctis=state.ctis + tally.ctis,
-        ignored_ctis=state.ignored_ctis + tally.ignored_ctis,
-        # The names are those of the table, and a test checks that each is a counter.
-        **{name: getattr(state, name) + more for name, more in tally.late.items()},
+        # A test checks that each late counter of the table of policies is a field.
+        **{name: getattr(state, name) + count for name, count in counts.items()},
     )
 
 
@@ -334,9 +317,9 @@ def _advance_clock(
     state: PartitionState,
     events: Events,
     marks: Marks,
-    counted_events: tuple[Instants, Instants],
-) -> tuple[MarkEffects, GeneratedCtis]:
-    """Advance the clock by the marks and the `counted_events`, given by their rows and times."""
+    counted: CountedEvents,
+) -> _ClockResult:
+    """Advance the clock by the marks and the counted events."""
     if events.writers is None and not len(marks.rows) and not rules.follows_writers:
         effects = MarkEffects(
             state.writers,
@@ -349,17 +332,16 @@ def _advance_clock(
             window=None,
         )
     elif events.writers is None:
-        rows = len(events.start_us)
-        effects = fold_marks(rules, state, marks, events.record_us, rows)
+        effects = fold_marks(rules, state, marks, events.record_us, len(events.start_us))
     else:
-        effects = fold_written_events(rules, state, events, *counted_events)
+        effects = fold_written_events(rules, state, events, counted)
         # The writers' own generators made the CTIs; the partition generates none (4.8).
         rules = dataclasses.replace(rules, every_events=None, every_us=None)
-    return effects, generate_ctis(rules, state, *counted_events, effects.proposals)
+    return _ClockResult(effects, generate_ctis(rules, state, counted, effects.proposals))
 
 
 def _spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:
-    """Return the CTI in force before each record; `cti_us` is that before the first one."""
+    """Return the CTI in force before each record; `cti_us` is the one before the first."""
     candidates = np.full(rows + 1, NEVER, dtype=np.int64)
     candidates[0] = instant_or_sentinel(cti_us)
     # NumPy assigns in order, so a record keeps the last, greatest CTI after it.
@@ -370,7 +352,7 @@ def _spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -
 def _apply_policies(
     rules: TimeRules, events: Events, future: Mask | None, result: BlockResult
 ) -> tuple[BlockResult, dict[str, int]]:
-    """Apply the policies, and return what they add to each counter of late events."""
+    """Apply the policies, and count the late events of each counter."""
     policy = POLICIES[rules.policy]
     counts = dict.fromkeys(LATE_COUNTERS, 0)
     for kind, mask in _group_by_kind(rules.shape, events, result):
@@ -382,10 +364,10 @@ def _apply_policies(
             result = _apply(action, LATE, mask, result)
             if action.counter:
                 counts[action.counter] += _count(mask)
-    to_future = FUTURE_POLICIES[rules.future_policy].action
-    to_future = Action.FLAG if to_future is None and policy.flags else to_future
-    if to_future is not None and future is not None and future.any():
-        result = _apply(to_future, FUTURE, future, result)
+    future_action = FUTURE_POLICIES[rules.future_policy].action
+    future_action = Action.FLAG if future_action is None and policy.flags else future_action
+    if future_action is not None and future is not None and future.any():
+        result = _apply(future_action, FUTURE, future, result)
     if policy.fails and len(result.unreadable):
         row = int(result.unreadable[0])
         # An event of the same record fails before its mark.

@@ -11,7 +11,7 @@ from timestream.oracle import Event, Failed, Record, outcome, run
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
 from pyspark_timestream.core.policies import POLICIES
-from pyspark_timestream.rules.generator import generate_ctis
+from pyspark_timestream.rules.generator import CountedEvents, generate_ctis
 from pyspark_timestream.rules.marks import Proposals, fold_marks
 from pyspark_timestream.rules.state import PartitionState, TimeRules, WriterState
 
@@ -103,7 +103,7 @@ def test_only_a_mark_that_takes_effect_restarts_the_counter_also_without_a_frequ
     before = PartitionState(cti_us=4, count=3, base_us=2)
     nobody = np.empty(0, dtype=np.int64)
     proposals = Proposals(np.array([1]), np.array([us]), np.array([True]))
-    paced = generate_ctis(TimeRules(), before, nobody, nobody, proposals)
+    paced = generate_ctis(TimeRules(), before, CountedEvents(nobody, nobody), proposals)
     assert (paced.count, paced.base_us) == (count, 2)
 
 

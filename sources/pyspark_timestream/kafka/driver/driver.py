@@ -33,7 +33,7 @@ from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.driver.end_states import (
     EndStates,
-    find_restored_states,
+    load_end_states,
     lose_clock,
     read_again,
     take_end_states,
@@ -97,8 +97,8 @@ from pyspark_timestream.rules.state import PartitionState
 _LOG: Final = logging.getLogger(__name__)
 
 
-class _Positions(NamedTuple):
-    """Where a stream goes on reading; the fields are those of `BrokerSnapshot`."""
+class _Logs(NamedTuple):
+    """The partitions' logs, and where to go on reading; fields as in `BrokerSnapshot`."""
 
     positions: Mapping[Partition, int]
     ends: Mapping[Partition, int]
@@ -127,7 +127,7 @@ class StreamDriver:
     ) -> None:
         self._options = options
         self._user_settings = options.settings()
-        self._waits_until_us: int | None = None
+        self._change_at_us: int | None = None  # Until the CTI is there, the old options hold.
         self._create_reader = create_reader
         self._importer: CtiImporter | None = None
         self._now_us = now_us or make_steady_clock()
@@ -136,16 +136,16 @@ class StreamDriver:
         self._topic_ids: dict[str, str] = {}
         self._ids_asked_at_s = float("-inf")
         self._create_broker = connect
-        self._connected: Broker | None = None
+        self._connected_broker: Broker | None = None
         self._partition_cache = PartitionCache(lambda: self._broker.partitions())
         self._ends = RunEnds(lambda: self._broker, self._partition_cache)
         self._started = False
         self._has_end_request = False
         self._committed_batch = -1
-        self._filled_us: int | None = None
+        self._last_filled_us: int | None = None  # The clock at the last batch with records.
         self._last_end_states: tuple[StreamOffset, EndStates] | None = None
         self._planned: StreamOffset | None = None
-        self._own_from: int | None = None
+        self._first_planned: int | None = None  # The number of this run's first batch.
         self._requests = EndRequests(find_directory())
         self._projection = projection
         self._has_schemas = False
@@ -155,7 +155,7 @@ class StreamDriver:
 
     def limit_to_current_ends(self, read_ends: Mapping[Partition, int] | None = None) -> None:
         """Make this a bounded run up to the current ends, or up to `read_ends` if higher."""
-        if self._connected is None:
+        if self._connected_broker is None:
             # No request here uses the group, so any name will do until the stream has its own.
             self._connect(self._options.group_prefix)
         # Bound the import first: its CTIs wait for ends that must be later.
@@ -184,13 +184,13 @@ class StreamDriver:
                     lambda options, side, text: can_read_writer(
                         options, self._projection, side, text
                     ),
-                    self._fits,
+                    self._has_requested_fields,
                 )
             self._warner = Warner(self._options, self._projection, self._create_reader)
             self._has_schemas = True
         return self._options.readers
 
-    def _fits(self, options: KafkaOptions) -> bool:
+    def _has_requested_fields(self, options: KafkaOptions) -> bool:
         """Return whether the schemas of `options` have all requested fields."""
         try:
             check_schemas(options, self._projection)
@@ -208,7 +208,7 @@ class StreamDriver:
         previous = None if is_initial_offset(start) else self.read_offset(start)
         self.fix_schemas({} if previous is None else previous.schemas)
         if previous is not None and not self._started:
-            self._wait_for_instant(previous)
+            self._keep_old_options(previous)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
         run = self._describe_run(cap, previous)
@@ -216,7 +216,7 @@ class StreamDriver:
             planned = self._plan_first(run)
         else:
             planned = self._plan_next(previous, run)
-            if planned is not previous and has_reached(planned.cti_us, self._waits_until_us):
+            if planned is not previous and has_reached(planned.cti_us, self._change_at_us):
                 # Spark never gets the plan that was made with the old options.
                 self._adopt_settings(self._user_settings, None)
                 run = self._describe_run(cap, previous)
@@ -231,10 +231,10 @@ class StreamDriver:
         unpinned = self._list_unpinned(planned)
         planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
         if run.new_start or planned.has_records:
-            self._filled_us = self._now_us()
+            self._last_filled_us = self._now_us()
         self._started, self._planned = True, planned
-        if self._own_from is None:
-            self._own_from = planned.number
+        if self._first_planned is None:
+            self._first_planned = planned.number
         return planned.to_json()
 
     @property
@@ -242,11 +242,11 @@ class StreamDriver:
         """The offset that `plan` returned last."""
         return self._planned
 
-    def _wait_for_instant(self, previous: StreamOffset) -> None:
-        """Go on by the options of the last batch until the CTI has reached `changeFrom` (8.10).
+    def _keep_old_options(self, previous: StreamOffset) -> None:
+        """Keep the options of the last batch until the CTI has reached `changeFrom` (8.10).
 
         Raises:
-            CheckpointMismatch: the last batch had reached it.
+            CheckpointMismatch: the CTI had reached it by the last batch.
         """
         at_us = self._options.change_at_us
         if at_us is None or previous.settings == self._user_settings:
@@ -263,8 +263,8 @@ class StreamDriver:
         self._adopt_settings(previous.settings, at_us)
 
     def _adopt_settings(self, settings: Mapping[str, str], until_us: int | None) -> None:
-        """Take other pinned options, until the stream's CTI reaches `until_us`; None: for good."""
-        self._options, self._waits_until_us = self._options.as_of(settings), until_us
+        """Use the pinned options `settings` until the CTI reaches `until_us`; None: for good."""
+        self._options, self._change_at_us = self._options.as_of(settings), until_us
         options = derive_import_options(self._options)
         if self._importer is not None and options is not None:
             self._importer.change(options)
@@ -273,10 +273,10 @@ class StreamDriver:
         """Read an offset that Spark gives back.
 
         Raises:
-            CheckpointUnreadable: it is damaged, which one that an earlier run wrote may be.
+            CheckpointUnreadable: an earlier run wrote it, and it is damaged.
         """
-        number = value.get("number")
-        if self._own_from is not None and isinstance(number, int) and number >= self._own_from:
+        first, number = self._first_planned, value.get("number")
+        if first is not None and isinstance(number, int) and number >= first:
             return StreamOffset.from_json(value)
         return read_recorded_offset(value)
 
@@ -286,8 +286,8 @@ class StreamDriver:
             return
         self.limit_to_current_ends()
         if previous is not None:
-            # The ends just asked for may be old ones, from a broker that no longer leads a
-            # partition; the fixed ends are certain.
+            # A broker that no longer leads a partition may just have returned an old end; the
+            # fixed ends are certain.
             self._ends.limit(previous.fixed_ends or {})
 
     def _follow_end_request(self, previous: StreamOffset | None) -> None:
@@ -297,7 +297,7 @@ class StreamDriver:
         if not self._requests.take(previous.stream, self._started):
             return
         if not self._ends.is_bounded:
-            open_at = _find_open(previous, self._find_ended(previous))
+            open_at = _find_open_positions(previous, self._find_ended(previous))
             ends = self._ends.wait_for(open_at)
             if not self._ends.reaches(open_at):
                 # The next batch handles the loss first; the request stays.
@@ -309,7 +309,7 @@ class StreamDriver:
         """Return the limits of the next batch."""
         options, change = self._options, None
         if previous is not None:
-            settings = self._user_settings if self._waits_until_us is None else previous.settings
+            settings = self._user_settings if self._change_at_us is None else previous.settings
             unpinned = _list_unpinned(options, previous.stream)
             change = find_change(options, settings, previous, unpinned)
         return RunContext(
@@ -328,19 +328,20 @@ class StreamDriver:
         )
 
     def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
+        """Return the positions of the partitions that have reached `endingCti`."""
         until_us = self._options.ending_cti_us
         states = {} if until_us is None else self._get_end_states(previous).states
         return find_ended(previous, states, until_us)
 
     def _choose_min_offsets(self) -> int | None:
         """Return how many new offsets the batch waits for; None if it does not wait."""
-        if self._ends.is_bounded or self._filled_us is None:
+        if self._ends.is_bounded or self._last_filled_us is None:
             return None
-        is_due = self._now_us() - self._filled_us >= self._options.max_delay_us
+        is_due = self._now_us() - self._last_filled_us >= self._options.max_delay_us
         return None if is_due else self._options.min_offsets
 
     def find_recreated(self, offset: StreamOffset, ranges: Iterable[Range]) -> frozenset[str]:
-        """Return the topics of a batch that runs again, if they were created again since (9.1).
+        """Return the topics that were created again since a batch that now runs again (9.1).
 
         Args:
             offset: the end of the batch, or of several that Spark joins (8.6).
@@ -350,29 +351,31 @@ class StreamDriver:
             DataLost: there is such a topic, and option `failOnDataLoss` is true.
             BrokerUnreachable: the brokers do not tell a topic's id.
         """
-        if self._own_from is not None:
+        if self._first_planned is not None:
             # Spark runs a batch again as the first one of a run.
             return frozenset()
         topics = {offset_range.partition.topic for offset_range in ranges if offset_range.size}
         recorded = {name: topic_id for name, topic_id in offset.topic_ids.items() if name in topics}
         if not recorded:
             return frozenset()
-        recreated = recreated_topics(recorded, self._identify_surely(offset, recorded.keys()))
+        recreated = recreated_topics(recorded, self._require_topic_ids(offset, recorded.keys()))
         if recreated:
-            loss = f"batch {offset.number} runs again without the records of {_name(recreated)}"
-            loss += ", deleted and created again since it was planned"
+            loss = (
+                f"batch {offset.number} runs again without the records of "
+                f"{_name_topics(recreated)}, deleted and created again since it was planned"
+            )
             if self._options.fail_on_data_loss:
                 raise DataLost(f"{loss}. {LOSS_ADVICE}")
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         return recreated
 
-    def _identify_surely(self, offset: StreamOffset, topics: Set[str]) -> dict[str, str]:
+    def _require_topic_ids(self, offset: StreamOffset, topics: Set[str]) -> dict[str, str]:
         """Return the ids of the topics that exist; ask again until the brokers tell all of them."""
         self._connect(group_name(self._options.group_prefix, offset.stream))
         deadline_s = time.monotonic() + LEADER_CHANGE_GRACE_S
         while True:
             topic_ids = self._broker.topic_ids(topics)
-            # Of a deleted topic, the tasks report the loss.
+            # The tasks report the loss of a deleted topic.
             unknown = topics - topic_ids.keys()
             if unknown:
                 unknown &= {partition.topic for partition in self._partition_cache.get(fresh=True)}
@@ -381,9 +384,9 @@ class StreamDriver:
             if time.monotonic() >= deadline_s:
                 raise BrokerUnreachable(
                     f"batch {offset.number} runs again, and the brokers do not tell the id of "
-                    f"{_name(unknown)}: it may have been created again, with other records under "
-                    "the same offsets; restart the query once they do, with the right to describe "
-                    "the topic"
+                    f"{_name_topics(unknown)}: it may have been created again, with other records "
+                    "under the same offsets; restart the query once they do, with the right to "
+                    "describe the topic"
                 )
             time.sleep(LEADER_CHANGE_GRACE_S / 10)
 
@@ -399,15 +402,15 @@ class StreamDriver:
     def note_end(
         self,
         offset: StreamOffset,
-        ended: Mapping[Partition, RangeEnd],
+        range_ends: Mapping[Partition, RangeEnd],
         commit: Callable[[], object],
     ) -> None:
-        """Take the clocks after the batch `offset` from its rows, which this process has read.
+        """Note the clocks after the batch `offset`, whose rows this process has read.
 
-        `commit` runs in the background, because only a restart needs what it writes to the group.
+        `commit` runs in the background, because only a restart reads what it writes to the group.
         The next `plan` waits for it.
         """
-        self._last_end_states = (offset, take_end_states(offset, ended))
+        self._last_end_states = (offset, take_end_states(offset, range_ends))
         self._committing = self._commit_thread.submit(commit)
 
     def _wait_for_commit(self) -> None:
@@ -444,7 +447,7 @@ class StreamDriver:
         earliest, ends = self._ends.find_first_ranges()
         starts = resolve_starts(self._options, earliest, ends, self._broker.offsets_at)
         fixed = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
-        high_watermarks = self._complete(high_watermarks, starts.keys() if imported else ())
+        high_watermarks = self._add_lacking_ends(high_watermarks, starts.keys() if imported else ())
         snapshot = BrokerSnapshot(
             positions=starts,
             ends=ends if fixed is None else fixed,
@@ -460,28 +463,28 @@ class StreamDriver:
         self._connect(group_name(self._options.group_prefix, previous.stream))
         # Read the import before asking for the ends: a CTI waits for ends later than its reading.
         imported = self._read_imported(previous, run.change)
-        is_news = has_new_import(previous, imported)
-        high_watermarks = self._ends.get_high_watermarks() if is_news else {}
-        where = self._find_positions(previous, run)
+        has_new_ctis = has_new_import(previous, imported)
+        high_watermarks = self._ends.get_high_watermarks() if has_new_ctis else {}
+        logs = self._examine_logs(previous, run)
         if imported is not None:
-            new = where.positions.keys() - previous.partitions.keys()
-            waited_for = where.positions.keys() if is_news else new
-            high_watermarks = self._complete(high_watermarks, waited_for)
-            if is_news and not waited_for <= high_watermarks.keys():
+            new = logs.positions.keys() - previous.partitions.keys()
+            waited_for = logs.positions.keys() if has_new_ctis else new
+            high_watermarks = self._add_lacking_ends(high_watermarks, waited_for)
+            if has_new_ctis and not waited_for <= high_watermarks.keys():
                 # While a partition's leader changes, its end is unknown, so a later batch takes the
                 # new CTIs.
                 imported = previous.imported
         now_us = self._now_us()
-        caught_up_since_us = self._watch_idle(previous, where.positions, run, now_us)
+        caught_up_since_us = self._watch_idle(previous, logs.positions, run, now_us)
         end_states = self._get_end_states(previous)
         snapshot = BrokerSnapshot(
-            positions=where.positions,
-            ends=where.ends,
-            lost=where.lost,
+            positions=logs.positions,
+            ends=logs.ends,
+            lost=logs.lost,
             now_us=now_us,
             caught_up_since_us=caught_up_since_us,
             nothing_to_do=not run.bounded and self._work_tracker.has_no_work(now_us),
-            topic_ids=where.topic_ids,
+            topic_ids=logs.topic_ids,
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
             malformed_values=end_states.malformed_values,
@@ -492,49 +495,49 @@ class StreamDriver:
         )
         return plan_next_offset(state, warnings, self._ask_time_index(state))
 
-    def _complete(
+    def _add_lacking_ends(
         self, high_watermarks: Mapping[Partition, int], partitions: Iterable[Partition]
     ) -> dict[Partition, int]:
-        """Ask again for the ends of partitions that metadata may have lacked for a moment.
+        """Add the ends of partitions that metadata may have lacked for a moment; ask once more.
 
         An imported CTI waits for the end that a log had when it was read, or for a later one.
         """
         lacking = set(partitions) - high_watermarks.keys()
         return {**high_watermarks, **(self._broker.high_watermarks(lacking) if lacking else {})}
 
-    def _find_positions(self, previous: StreamOffset, run: RunContext) -> _Positions:
+    def _examine_logs(self, previous: StreamOffset, run: RunContext) -> _Logs:
         """Find the positions to go on at, new partitions, and losses (semantics 5.5, 5.6, 9.1)."""
         ended = self._find_ended(previous)
-        open_at = _find_open(previous, ended)
-        ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
-        readable_ends, before = self._ends.readable_ends, open_at | ended
+        open_positions = _find_open_positions(previous, ended)
+        ends = limit_ends(self._ends.wait_for(open_positions), previous.fixed_ends, ended)
+        readable_ends, last_positions = self._ends.readable_ends, open_positions | ended
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
         new = [
             partition
             for partition in ends
-            if partition not in before and partition in readable_ends
+            if partition not in last_positions and partition in readable_ends
         ]
-        has_caught_up = not new and not run.new_start and ends == before
-        if has_caught_up:
+        if not new and not run.new_start and ends == last_positions:
             # A stream that has caught up has no unread records to lose, so it saves the request.
-            topic_ids, earliest = self._get_topic_ids(readable_ends, fresh=False), before
+            topic_ids, earliest = self._get_topic_ids(readable_ends, fresh=False), last_positions
+            must_ask = False
         else:
             ids, earliest = self._broker.identify(readable_ends)
             topic_ids = self._note_topic_ids(ids)
+            must_ask = not previous.topic_ids.items() >= topic_ids.items()
         recreated = recreated_topics(previous.topic_ids, topic_ids)
-        is_known = previous.topic_ids.items() >= topic_ids.items()
-        if recreated or not (has_caught_up or is_known):
+        if recreated or must_ask:
             # The first offsets may be those of the earlier topic.
             earliest = self._broker.earliest(readable_ends)
-        back = {
+        returned = {
             partition: previous.missing[partition].end_exclusive
             for partition in new
             if partition in previous.missing and partition.topic not in recreated
         }
-        for partition, position in back.items():
+        for partition, position in returned.items():
             _LOG.warning("%s is there again; going on at offset %d", partition, position)
         positions, losses = reconcile(
-            open_at | back,
+            open_positions | returned,
             earliest,
             readable_ends,
             fail_on_data_loss=self._options.fail_on_data_loss,
@@ -546,10 +549,9 @@ class StreamDriver:
         starts = {
             partition: earliest[partition]
             for partition in new
-            if partition in earliest and partition not in back
+            if partition in earliest and partition not in returned
         }
-        all_positions = {**positions, **ended, **starts}
-        return _Positions(all_positions, ends, bool(losses or back), topic_ids)
+        return _Logs({**positions, **ended, **starts}, ends, bool(losses or returned), topic_ids)
 
     def _watch_idle(
         self,
@@ -589,17 +591,18 @@ class StreamDriver:
     ) -> ImportedTopic | None:
         """Read the imported topic, unless the stream or the run has ended."""
         importer = self._get_importer()
-        recorded = None if previous is None else previous.imported
-        closed = self._started and self._ends.is_bounded
         if importer is None:
             return None
-        if previous and (previous.final or (closed and previous.end_of_run)):
+        if previous is None:
+            return importer.update(None, {}, self._now_us())
+        has_run_ended = self._started and self._ends.is_bounded and previous.end_of_run
+        recorded = previous.imported
+        if previous.final or has_run_ended:
             return recorded
-        topic_ids = {} if previous is None else previous.topic_ids
         if recorded and change:
             options = map(derive_import_options, (change.before, change.after))
             recorded = change_import(recorded, *options)
-        return importer.update(recorded, topic_ids, self._now_us())
+        return importer.update(recorded, previous.topic_ids, self._now_us())
 
     def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
         """Return topic ids; ask the broker if `fresh`, or if partitions were listed since then."""
@@ -618,26 +621,25 @@ class StreamDriver:
     def _list_unpinned(self, planned: StreamOffset) -> dict[str, str]:
         """Return the options that the offset notes beside the pinned ones."""
         unpinned = _list_unpinned(self._options, planned.stream)
-        if self._waits_until_us is not None:
-            waiting = compare_settings(planned.settings, self._user_settings)
-            instant = format_instant(self._waits_until_us)
-            unpinned["changeFrom"] = f"{instant}: {ClockChange(0, None, *waiting).describe()}"
+        if self._change_at_us is not None:
+            change = ClockChange(0, None, *compare_settings(planned.settings, self._user_settings))
+            unpinned["changeFrom"] = f"{format_instant(self._change_at_us)}: {change.describe()}"
         return unpinned
 
     def _connect(self, group: str) -> None:
-        if self._connected is None or self._connected.group != group:
-            self._connected = self._create_broker(self._options, group)
+        if self._connected_broker is None or self._connected_broker.group != group:
+            self._connected_broker = self._create_broker(self._options, group)
 
     @property
     def _broker(self) -> Broker:
-        if self._connected is None:
+        if self._connected_broker is None:
             raise AssertionError("the broker was asked before it was connected")
-        return self._connected
+        return self._connected_broker
 
     def _get_end_states(self, offset: StreamOffset) -> EndStates:
         """Return the clocks after the batch `offset`."""
         if self._last_end_states is None or self._last_end_states[0] != offset:
-            end_states = find_restored_states(
+            end_states = load_end_states(
                 self._options.as_of(offset.settings),
                 offset,
                 self._broker,
@@ -654,7 +656,7 @@ class StreamDriver:
         return read_again(options, offset, offset_range, self._create_reader)
 
 
-def _name(topics: Iterable[str]) -> str:
+def _name_topics(topics: Iterable[str]) -> str:
     return ", ".join(f"topic '{topic}'" for topic in sorted(topics))
 
 
@@ -668,7 +670,9 @@ def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:
     return texts
 
 
-def _find_open(previous: StreamOffset, ended: Mapping[Partition, int]) -> dict[Partition, int]:
+def _find_open_positions(
+    previous: StreamOffset, ended: Mapping[Partition, int]
+) -> dict[Partition, int]:
     """Return the positions after `previous` of the partitions that have not ended."""
     partitions = previous.partitions.items()
     return {

@@ -66,56 +66,50 @@ def copy_start_states(offset: StreamOffset) -> EndStates:
     )
 
 
-def take_end_states(offset: StreamOffset, ended: Mapping[Partition, RangeEnd]) -> EndStates:
+def take_end_states(offset: StreamOffset, range_ends: Mapping[Partition, RangeEnd]) -> EndStates:
     """Return the end states of the batch `offset` from those of its ranges."""
     start_states = copy_start_states(offset)
     states, malformed = dict(start_states.states), dict(start_states.malformed_values)
-    for partition, end in ended.items():
+    for partition, end in range_ends.items():
         states[partition] = end.state
         malformed[partition] += end.malformed_values
-    return EndStates(states, malformed, _repeat_findings(offset))
+    return EndStates(states, malformed, _repeat_diagnoses(offset))
 
 
 def find_end_states(
     offset: StreamOffset,
     metadata: Mapping[Partition, str],
-    read_again: Callable[[Range], PartitionState] | None,
+    restore: Callable[[Range], PartitionState] | None,
     group: str,
 ) -> EndStates:
     """Find the end states of the batch `offset` in the group's metadata.
 
-    `read_again` computes the clock after a range from its records; None if the states hold only
+    `restore` computes the clock after a range from its records; None if the states hold only
     counts, which are not worth reading the records again.
     """
     start_states = copy_start_states(offset)
     states, malformed = dict(start_states.states), dict(start_states.malformed_values)
-    committed_states: dict[Partition, GroupMetadata] = {}
+    decoded: dict[Partition, GroupMetadata] = {}
     for offset_range in offset.ranges():
         if not offset_range.size:
             continue
         partition = offset_range.partition
-        committed_states[partition] = decode_group_metadata(
-            offset, partition, metadata.get(partition)
-        )
-        malformed[partition] += committed_states[partition].malformed_values
-        state = committed_states[partition].state
-        if state is None and read_again is not None:
-            state = read_again(offset_range)
+        committed = decode_group_metadata(offset, partition, metadata.get(partition))
+        decoded[partition] = committed
+        malformed[partition] += committed.malformed_values
+        state = committed.state
+        if state is None and restore is not None:
+            state = restore(offset_range)
         states[partition] = state or states[partition]
-    if not committed_states:
-        return EndStates(states, malformed, _repeat_findings(offset))
-    diagnoses = [
-        *_find_broken_settings(committed_states),
-        *_find_refused_states(committed_states, states),
-    ]
-    if any(committed.state is None for committed in committed_states.values()):
-        diagnoses += _find_missing_states(
-            committed_states, group, is_read_again=read_again is not None
-        )
+    if not decoded:
+        return EndStates(states, malformed, _repeat_diagnoses(offset))
+    diagnoses = [*_find_broken_settings(decoded), *_find_refused_states(decoded, states)]
+    if any(committed.state is None for committed in decoded.values()):
+        diagnoses += _find_missing_states(decoded, group, is_read_again=restore is not None)
     return EndStates(states, malformed, tuple(diagnoses))
 
 
-def _repeat_findings(offset: StreamOffset) -> tuple[Diagnosis, ...]:
+def _repeat_diagnoses(offset: StreamOffset) -> tuple[Diagnosis, ...]:
     """Return the earlier diagnoses again, because a batch without records shows nothing new."""
     return tuple(
         diagnosis
@@ -124,70 +118,64 @@ def _repeat_findings(offset: StreamOffset) -> tuple[Diagnosis, ...]:
     )
 
 
-def _find_broken_settings(
-    committed_states: Mapping[Partition, GroupMetadata],
-) -> Iterator[Diagnosis]:
-    settings = {
-        name: value for committed in committed_states.values() for name, value in committed.settings
-    }
+def _find_broken_settings(decoded: Mapping[Partition, GroupMetadata]) -> Iterator[Diagnosis]:
+    settings = {name: value for committed in decoded.values() for name, value in committed.settings}
     for name, value in sorted(settings.items()):
         text = f"the query runs with '{value}', by which {REQUIRED_SETTINGS[name].reason}"
         yield Diagnosis(Kind.SESSION_SETTING, f"setting '{name}'", text, advice=suggest_fix(name))
 
 
 def _find_refused_states(
-    committed_states: Mapping[Partition, GroupMetadata], states: Mapping[Partition, PartitionState]
+    decoded: Mapping[Partition, GroupMetadata], states: Mapping[Partition, PartitionState]
 ) -> Iterator[Diagnosis]:
     lengths = {
         partition: committed.refused_length
-        for partition, committed in committed_states.items()
+        for partition, committed in decoded.items()
         if committed.refused_length
     }
     if not lengths:
         return
     longest = max(lengths, key=lambda partition: (lengths[partition], partition))
     # The native reader commits a text with a final zero byte, which the broker counts.
-    least = lengths[longest] + 1
-    writers = len(states[longest].writers)
+    length = lengths[longest] + 1
+    writer_count = len(states[longest].writers)
     yield Diagnosis(
         Kind.LARGE_CLOCK,
         name_partitions(sorted(lengths)),
-        f"what a batch changes in the clock of {longest}, with {writers} writers, takes {least} "
-        "characters of the group's metadata, more than the broker allows: such a batch is read a "
-        "second time to restore the clock",
+        f"a batch's changes to the clock of {longest}, with {writer_count} writers, take "
+        f"{length} characters of the group's metadata, more than the broker allows: such a batch "
+        "is read a second time to restore the clock",
         partitions=frozenset(lengths),
-        advice=f"raise the broker's setting 'offset.metadata.max.bytes' to {least} at least, or "
+        advice=f"raise the broker's setting 'offset.metadata.max.bytes' to {length} at least, or "
         "let fewer writers mark a partition in a batch: fewer writers, more partitions or a "
         "smaller 'maxOffsetsPerTrigger'",
     )
 
 
 def _find_missing_states(
-    committed_states: Mapping[Partition, GroupMetadata], group: str, *, is_read_again: bool
+    decoded: Mapping[Partition, GroupMetadata], group: str, *, is_read_again: bool
 ) -> Iterator[Diagnosis]:
     others = sorted(
-        {
-            committed.other_stream
-            for committed in committed_states.values()
-            if committed.other_stream
-        }
+        {committed.other_stream for committed in decoded.values() if committed.other_stream}
     )
     if others:
-        text = f"stream {', '.join(others)} writes over what the tasks of this one leave there: "
+        text = f"stream {', '.join(others)} overwrites what the tasks of this one write there: "
         text += describe_missing_states(is_read_again)
         yield Diagnosis(Kind.SHARED_GROUP, f"group '{group}'", text)
     elif not is_read_again:
-        text = f"what the tasks have counted is not there: {describe_missing_states(is_read_again)}"
+        text = (
+            f"the counts of the tasks are missing there: {describe_missing_states(is_read_again)}"
+        )
         yield Diagnosis(Kind.UNCOUNTED, f"group '{group}'", text)
 
 
-def find_restored_states(
+def load_end_states(
     options: KafkaOptions,
     offset: StreamOffset,
     broker: Broker,
-    read_again: Callable[[Range], PartitionState],
+    restore: Callable[[Range], PartitionState],
 ) -> EndStates:
-    """Return the clocks after the batch `offset`; `read_again` restores a clock from its records.
+    """Load the clocks after the batch `offset`; `restore` reads a missing one from its records.
 
     Raises:
         DataLost: no task committed a state, and its records are gone.
@@ -199,9 +187,8 @@ def find_restored_states(
     metadata = broker.committed_metadata(
         [offset_range.partition for offset_range in offset.ranges() if offset_range.size]
     )
-    default_group = group_name(options.group_prefix, offset.stream)
-    again = read_again if options.is_ordered else None
-    return find_end_states(offset, metadata, again, options.client.get("group.id", default_group))
+    group = options.client.get("group.id", group_name(options.group_prefix, offset.stream))
+    return find_end_states(offset, metadata, restore if options.is_ordered else None, group)
 
 
 def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range) -> PartitionState:
@@ -210,13 +197,13 @@ def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range)
     Raises:
         DataLost: option `failOnDataLoss` is true.
     """
-    lost = (
+    loss = (
         f"no task committed the clock of {offset_range.partition} after offset "
         f"{offset_range.end_exclusive - 1}, and its topic was deleted and created again"
     )
     if options.fail_on_data_loss:
-        raise DataLost(f"{lost}. {LOSS_ADVICE}")
-    _LOG.warning("%s; it goes on as it was at offset %d", lost, offset_range.start_inclusive)
+        raise DataLost(f"{loss}. {LOSS_ADVICE}")
+    _LOG.warning("%s; it goes on as it was at offset %d", loss, offset_range.start_inclusive)
     return offset.partitions[offset_range.partition].state
 
 

@@ -3,10 +3,9 @@
 A group stores a text with each partition's offset, up to the broker's setting
 `offset.metadata.max.bytes` (by default 4096). The driver reads it for the next batch. Task and
 driver both know the state before the range, so the text has only the differences of the writers'
-clocks from it, without the names. 5,000 writers that move in step take as little as one; if each
-moves by a time of its own, the marks of 700 writers fit. A key covers the state before, the range
-and the settings. A copied checkpoint shares the group, and the key keeps it from mistaking another
-run's state for its own.
+clocks from it, without the names. 5,000 writers that move in step need no more room than one; of
+writers that move independently, 700 fit. A key covers the state before the range, the range and the
+settings. The runs of a copied checkpoint share the group, and by the key each knows its own states.
 """
 
 import base64
@@ -18,7 +17,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import compress, pairwise
 from os.path import commonprefix
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +28,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     MalformedValues,
     StreamOffset,
 )
-from pyspark_timestream.kafka.ranges import (
-    Partition,
-)
+from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState, WriterState
 
 
@@ -45,10 +42,10 @@ _METADATA_VERSION: Final = 1
 _STREAM_PREFIX_LENGTH: Final = 8
 _RAW_DEFLATE: Final = -zlib.MAX_WBITS
 """Deflate without header and checksum: the key shows whether the text is ours."""
-_MOST_UNPACKED: Final = 1 << 24
-"""Bytes of a clock, and of its writers' names: a short text may stand for any number."""
-_WIDEST: Final = 64
-"""Bits of the widest number."""
+_MAX_UNPACKED_BYTES: Final = 1 << 24
+"""The limit for a clock, and for its writers' names: a short text can unpack to any size."""
+_MAX_BITS: Final = 64
+"""The bits of the largest number."""
 
 _UNREADABLE: Final = (
     AttributeError,
@@ -155,7 +152,7 @@ def _pack(state: PartitionState, start: PartitionState) -> str:
     head = replace(state, writers=()).to_json()
     if state.writers or start.writers:
         head["writers"] = _pack_writers(dict(state.writers), dict(start.writers), body)
-    deflate = zlib.compressobj(wbits=_RAW_DEFLATE, zdict=_dictionary(start))
+    deflate = zlib.compressobj(wbits=_RAW_DEFLATE, zdict=_compression_dictionary(start))
     text = b"\n".join((_to_text(head).encode(), b"".join(body)))
     return base64.b85encode(deflate.compress(text) + deflate.flush()).decode()
 
@@ -164,11 +161,11 @@ def _unpack(text: str, start: PartitionState) -> PartitionState:
     """Read the result of `_pack`.
 
     Raises:
-        ValueError: the text is none; it names what is wrong.
+        ValueError: the text is not such a result; the message says why.
     """
     try:
-        inflate = zlib.decompressobj(_RAW_DEFLATE, zdict=_dictionary(start))
-        unpacked = inflate.decompress(base64.b85decode(text), _MOST_UNPACKED)
+        inflate = zlib.decompressobj(_RAW_DEFLATE, zdict=_compression_dictionary(start))
+        unpacked = inflate.decompress(base64.b85decode(text), _MAX_UNPACKED_BYTES)
         if not inflate.eof or inflate.unused_data:
             raise ValueError("it does not end where it should")
         head, _, body = unpacked.partition(b"\n")
@@ -186,63 +183,69 @@ def _unpack(text: str, start: PartitionState) -> PartitionState:
         raise ValueError(f"the packed clock cannot be read: {error}") from error
 
 
-def _dictionary(start: PartitionState) -> bytes:
-    """Return what both sides know before: new names resemble old ones, new instants as well."""
+def _compression_dictionary(start: PartitionState) -> bytes:
+    """Return a text that both sides know; new names and instants resemble those in it."""
     names = [name for name, _ in start.writers]
     return _to_text([names, replace(start, writers=()).to_json()]).encode()
 
 
 def _pack_writers(
-    writers: Mapping[str, WriterState], before: Mapping[str, WriterState], body: list[bytes]
+    writers: Mapping[str, WriterState], start: Mapping[str, WriterState], body: list[bytes]
 ) -> list[Any]:
     """Add numbers to `body`; return the new names, and a description of each group of numbers.
 
-    Write each name as the length of the prefix that it shares with the one before, and the rest.
-    Each field of the writers is a column with two groups: values that were there before, and
+    Write each name as the length of the prefix that it shares with the previous one, and the rest.
+    Each field of the writers is a column with two groups: values that had one at the start, and
     others. A group has a bit for each value, set if it changed, and the changed values as numbers
     or, if that is shorter, as differences: the marks of many writers are near each other, or all
-    move by the same.
+    move by the same amount.
     """
-    body.append(_to_bits(np.array([name in writers for name in before], dtype=bool)))
-    new = sorted(writers.keys() - before.keys())
+    body.append(_to_bits(np.array([name in writers for name in start], dtype=bool)))
+    new = sorted(writers.keys() - start.keys())
     neighbours = pairwise(["", *new])
-    shared = [len(commonprefix(pair)) for pair in neighbours]  # noqa: RUF071 - texts, not paths
-    head: list[Any] = [shared, [name[size:] for name, size in zip(new, shared, strict=True)]]
-    ends, starts = _to_table(writers, writers), _to_table(before, writers)
-    for number in range(len(WriterState._fields)):
-        expected, unwritten = _expect(starts, ends, number)
-        for group in _groups(starts[number]):
-            values, is_new = ends[number][group], ends[number][group] != unwritten[group]
-            body.append(_to_bits(is_new))
-            numbers = values[is_new]
-            differences = numbers - expected[group][is_new]
-            encoding = min(_describe(differences, True), _describe(numbers, False))
-            body.append(_to_planes(differences if encoding[1] else numbers, encoding))
-            head.append(encoding)
+    prefixes = [len(commonprefix(pair)) for pair in neighbours]  # noqa: RUF071 - texts, not paths
+    suffixes = [name[length:] for name, length in zip(new, prefixes, strict=True)]
+    head: list[Any] = [prefixes, suffixes]
+    ends, starts = _to_table(writers, writers), _to_table(start, writers)
+    for field in range(len(WriterState._fields)):
+        expected, unwritten = _expect(starts, ends, field)
+        for group in _split_known(starts[field]):
+            values = ends[field][group]
+            is_changed = values != unwritten[group]
+            body.append(_to_bits(is_changed))
+            numbers = values[is_changed]
+            differences = numbers - expected[group][is_changed]
+            planes = min(
+                _Planes.fit(differences, is_difference=True),
+                _Planes.fit(numbers, is_difference=False),
+            )
+            body.append(_to_planes(differences if planes.is_difference else numbers, planes))
+            head.append(planes)
     return head
 
 
 def _unpack_writers(
-    head: list[Any], before: Mapping[str, WriterState], body: BytesIO
+    head: list[Any], start: Mapping[str, WriterState], body: BytesIO
 ) -> tuple[tuple[str, WriterState], ...]:
-    shared, ends_of_names, *plane_heads = head
-    new, bytes_left = [""], _MOST_UNPACKED
-    for size, end in zip(shared, ends_of_names, strict=True):
-        new.append(new[-1][:size] + end)
+    prefixes, suffixes, *plane_heads = head
+    new, bytes_left = [""], _MAX_UNPACKED_BYTES
+    for length, suffix in zip(prefixes, suffixes, strict=True):
+        new.append(new[-1][:length] + suffix)
         bytes_left -= len(new[-1])
         if bytes_left < 0:
             raise ValueError("its names are too long")
-    old_names = compress(before, _from_bits(body, len(before)).tolist())
-    names = sorted((*old_names, *new[1:]))
-    starts = _to_table(before, names)
-    ends, numbers = np.empty_like(starts), iter(plane_heads)
-    for number in range(len(WriterState._fields)):
-        expected, unwritten = _expect(starts, ends, number)
-        ends[number] = unwritten
-        for group in _groups(starts[number]):
+    kept = compress(start, _from_bits(body, len(start)).tolist())
+    names = sorted((*kept, *new[1:]))
+    starts = _to_table(start, names)
+    ends, next_head = np.empty_like(starts), iter(plane_heads)
+    for field in range(len(WriterState._fields)):
+        expected, unwritten = _expect(starts, ends, field)
+        ends[field] = unwritten
+        for group in _split_known(starts[field]):
             changed = group[_from_bits(body, len(group))]
-            is_moved, values = _from_planes(next(numbers, []), len(changed), body)
-            ends[number][changed] = values + expected[changed] if is_moved else values
+            planes = _Planes._make(next(next_head, ()))
+            values = _from_planes(planes, len(changed), body)
+            ends[field][changed] = values + expected[changed] if planes.is_difference else values
     columns = [[None if us == NEVER else us for us in column.tolist()] for column in ends]
     return tuple(zip(names, map(WriterState, *columns), strict=True))
 
@@ -254,53 +257,65 @@ def _to_table(writers: Mapping[str, WriterState], names: Iterable[str]) -> Insta
     return np.array(rows, dtype=np.int64).reshape(-1, len(new)).T
 
 
-def _expect(starts: Instants, ends: Instants, number: int) -> tuple[Instants, Instants]:
+def _expect(starts: Instants, ends: Instants, field: int) -> tuple[Instants, Instants]:
     """Return the base of the differences, and the values that stand for "nothing is written".
 
     A writer's timespan begins a fixed distance from its mark, so the base moves with the mark.
     Differences overflow without harm: adding them overflows back.
     """
     marks, end_marks = (_zero_if_never(table[0]) for table in (starts, ends))
-    expected = _zero_if_never(starts[number])
-    if WriterState._fields[number] == "base_us":
+    expected = _zero_if_never(starts[field])
+    if WriterState._fields[field] == "base_us":
         expected = expected + (end_marks - marks)
-    return expected, np.where(starts[number] == NEVER, NEVER, expected)
+    return expected, np.where(starts[field] == NEVER, NEVER, expected)
 
 
 def _zero_if_never(column: Instants) -> Instants:
     return np.where(column == NEVER, 0, column)
 
 
-def _groups(start: Instants) -> tuple[Instants, Instants]:
-    return np.flatnonzero(start != NEVER), np.flatnonzero(start == NEVER)
+def _split_known(column: Instants) -> tuple[Instants, Instants]:
+    """Return the positions of the known values, and those of NEVER."""
+    return np.flatnonzero(column != NEVER), np.flatnonzero(column == NEVER)
 
 
-def _describe(numbers: Instants, is_difference: bool) -> list[int]:
-    """Return bits per number, whether these are differences, the least number, and the step."""
-    if not len(numbers):
-        return [0, 0, 0, 1]
-    least = int(numbers.min())
-    above = (numbers - np.int64(least)).view(np.uint64)
-    step = max(int(np.gcd.reduce(above)), 1)
-    return [(int(above.max()) // step).bit_length(), int(is_difference), least, step]
+class _Planes(NamedTuple):
+    """How numbers are written as planes of bits, each number as a multiple of `step` above `least`.
+
+    Shorter ones compare as less.
+    """
+
+    width: int
+    is_difference: int
+    least: int
+    step: int
+
+    @classmethod
+    def fit(cls, numbers: Instants, *, is_difference: bool) -> "_Planes":
+        """Return the planes with the fewest bits for `numbers`."""
+        if not len(numbers):
+            return cls(0, 0, 0, 1)
+        least = int(numbers.min())
+        above = (numbers - np.int64(least)).view(np.uint64)
+        step = max(int(np.gcd.reduce(above)), 1)
+        return cls((int(above.max()) // step).bit_length(), int(is_difference), least, step)
 
 
-def _to_planes(numbers: Instants, plane_head: list[int]) -> bytes:
+def _to_planes(numbers: Instants, planes: _Planes) -> bytes:
     """Return planes of bits: the first bits of all numbers, then the second, and so on."""
-    width, _, least, step = plane_head
-    above = (numbers - np.int64(least)).view(np.uint64) // np.uint64(step)
+    above = (numbers - np.int64(planes.least)).view(np.uint64) // np.uint64(planes.step)
     bits = np.unpackbits(above.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
-    return _to_bits(bits[:, _WIDEST - width :].T)
+    return _to_bits(bits[:, _MAX_BITS - planes.width :].T)
 
 
-def _from_planes(plane_head: list[int], count: int, body: BytesIO) -> tuple[bool, Instants]:
-    width, is_difference, least, step = plane_head
-    if not 0 <= width <= _WIDEST:
+def _from_planes(planes: _Planes, count: int, body: BytesIO) -> Instants:
+    width = planes.width
+    if not 0 <= width <= _MAX_BITS:
         raise ValueError(f"a number has {width} bits")
-    bits = np.zeros((count, _WIDEST), dtype=np.uint8)
-    bits[:, _WIDEST - width :] = _from_bits(body, width * count).reshape(width, count).T
+    bits = np.zeros((count, _MAX_BITS), dtype=np.uint8)
+    bits[:, _MAX_BITS - width :] = _from_bits(body, width * count).reshape(width, count).T
     above = np.packbits(bits, axis=1).view(">u8")[:, 0].astype(np.uint64)
-    return bool(is_difference), (above * np.uint64(step)).view(np.int64) + np.int64(least)
+    return (above * np.uint64(planes.step)).view(np.int64) + np.int64(planes.least)
 
 
 def _to_bits(flags: Mask | NDArray[np.uint8]) -> bytes:

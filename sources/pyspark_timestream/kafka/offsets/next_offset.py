@@ -5,7 +5,7 @@ of the last batch, and each step adds one decision. A step that depends on a wal
 another topic uses the `BrokerSnapshot`, and the offset records the decision.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -151,20 +151,14 @@ def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
     change = state.run.change
     if change is None:
         return planned
-    partitions, missing = (
-        {
-            partition: replace(
-                partition_offset,
-                state=change.move(partition_offset.state),
-                pending=() if change.leaves_import_out else partition_offset.pending,
-            )
-            if state.last_of(partition)
-            else partition_offset
-            for partition, partition_offset in partition_offsets.items()
-        }
-        for partition_offsets in (planned.partitions, planned.missing)
-    )
-    return replace(planned, settings=change.settings, partitions=partitions, missing=missing)
+
+    def move(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
+        if not state.last_of(partition):
+            return partition_offset
+        pending = () if change.leaves_import_out else partition_offset.pending
+        return replace(partition_offset, state=change.move(partition_offset.state), pending=pending)
+
+    return _map_partitions(replace(planned, settings=change.settings), move)
 
 
 def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -176,23 +170,13 @@ def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
     changes = keep_changes(changes, committed)
     if not changes or changes[-1].number <= committed:
         return replace(planned, changes=changes)
-    partitions, missing = (
-        {
-            partition: replace(
-                partition_offset,
-                change_points=note_change_points(
-                    state.last_of(partition),
-                    changes,
-                    planned.number,
-                    partition_offset.start_inclusive,
-                    committed,
-                ),
-            )
-            for partition, partition_offset in partition_offsets.items()
-        }
-        for partition_offsets in (planned.partitions, planned.missing)
-    )
-    return replace(planned, changes=changes, partitions=partitions, missing=missing)
+
+    def note(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
+        last_offset, start = state.last_of(partition), partition_offset.start_inclusive
+        points = note_change_points(last_offset, changes, planned.number, start, committed)
+        return replace(partition_offset, change_points=points)
+
+    return _map_partitions(replace(planned, changes=changes), note)
 
 
 def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -209,7 +193,9 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
         for partition in planned.partitions
         if (partition in idle) != (partition in was_idle)
     }
-    return _change(planned, {partition: {"idle": partition in idle} for partition in changed})
+    return _change_partitions(
+        planned, {partition: {"idle": partition in idle} for partition in changed}
+    )
 
 
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -223,7 +209,7 @@ def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffs
             clock = partition_offset.state
             clock = clock if cti_us is None else raise_cti(clock, cti_us)
             changes[partition] = {"pending": pending, "state": clock}
-    return _change(planned, changes)
+    return _change_partitions(planned, changes)
 
 
 def _defer_import(
@@ -251,23 +237,22 @@ def _set_stream_cti(
 ) -> StreamOffset:
     """5.1, 5.9: take the minimum of the active partitions; if all are idle, follow the clock.
 
-    The CTI never goes below what was emitted, even if a task proved that with a partition that is
-    missing now.
+    The CTI never goes below an emitted one, even if a partition that proved it is missing now.
     """
     active: list[int | None] = []
     new: list[int | None] = []
     idle: list[int | None] = []
     for partition, partition_offset in planned.partitions.items():
-        is_back = state.is_new(partition) or state.was_idle(partition)
-        group = idle if partition_offset.idle else new if is_back else active
+        is_new = state.is_new(partition) or state.was_idle(partition)
+        group = idle if partition_offset.idle else new if is_new else active
         group.append(partition_offset.state.cti_us)
     cti_us = compute_stream_cti(active, new, idle, emitted_us)
     if not idle or active or new or state.has_run_ended or state.previous.final:
         return replace(planned, cti_us=cti_us)
-    moved_us = advance_by_clock(cti_us, state.run.idle_advance_us, state.snapshot.now_us)
-    if moved_us is None:
+    advanced_us = advance_by_clock(cti_us, state.run.idle_advance_us, state.snapshot.now_us)
+    if advanced_us is None:
         return replace(planned, cti_us=cti_us)
-    return replace(planned, cti_us=moved_us, advanced_us=moved_us)
+    return replace(planned, cti_us=advanced_us, advanced_us=advanced_us)
 
 
 def _raise_to_stream_cti(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -291,7 +276,7 @@ def _raise_to_stream_cti(state: StreamState, planned: StreamOffset) -> StreamOff
         for partition, clock in raised.items()
         if clock is not planned.partitions[partition].state
     }
-    return _change(planned, changes)
+    return _change_partitions(planned, changes)
 
 
 def _set_ranges(
@@ -306,15 +291,15 @@ def _set_ranges(
     changes = {}
     for partition, partition_offset in planned.partitions.items():
         last_offset, clock = state.last_of(partition), partition_offset.state
-        batch = planned.number, partition_offset.start_inclusive, run.committed_batch
+        start = planned.number, partition_offset.start_inclusive, run.committed_batch
         forced_us = None if clock.cti_us == state.clock_of(partition).cti_us else clock.cti_us
         changes[partition] = {
             "end_exclusive": limited[partition],
-            "restart_points": note_restart_point(last_offset, *batch),
-            "forced_ctis": note_forced_cti(last_offset, *batch, cti_us=forced_us),
+            "restart_points": note_restart_point(last_offset, *start),
+            "forced_ctis": note_forced_cti(last_offset, *start, cti_us=forced_us),
             "waits": partition in waiting,
         }
-    return _change(planned, changes)
+    return _change_partitions(planned, changes)
 
 
 def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition, int]:
@@ -367,14 +352,27 @@ def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
         offset.idle != state.was_idle(partition) for partition, offset in planned.partitions.items()
     ):
         return True
-    is_news = planned.warnings != previous.warnings or previous.has_records
-    if snapshot.nothing_to_do and is_news:
+    has_new_progress = planned.warnings != previous.warnings or previous.has_records
+    if snapshot.nothing_to_do and has_new_progress:
         return True
     return run.bounded and not state.has_run_ended
 
 
-def _change(planned: StreamOffset, changes: Mapping[Partition, Mapping[str, Any]]) -> StreamOffset:
-    """Return the offset with the given fields of the given partitions changed."""
+def _map_partitions(
+    planned: StreamOffset, change: Callable[[Partition, PartitionOffset], PartitionOffset]
+) -> StreamOffset:
+    """Return the offset with `change` applied to all partitions, also to missing ones."""
+    partitions, missing = (
+        {partition: change(partition, offset) for partition, offset in offsets.items()}
+        for offsets in (planned.partitions, planned.missing)
+    )
+    return replace(planned, partitions=partitions, missing=missing)
+
+
+def _change_partitions(
+    planned: StreamOffset, changes: Mapping[Partition, Mapping[str, Any]]
+) -> StreamOffset:
+    """Return the offset with the fields in `changes` changed, by partition."""
     if not changes:
         return planned
     changed = {

@@ -1,8 +1,8 @@
-"""Records in Kafka, with the rows, which batches are written (semantics 29.3).
+"""Keeps the ledger of written batches in Kafka, beside the rows (semantics 29.3).
 
-Each transaction commits, besides its records, an offset to a consumer group: the number of the next
-batch, with the number of rows in the offset's metadata. So a batch and its entry become visible
-together, and a later attempt can see both.
+Each transaction commits an offset to a consumer group together with its records: the offset is the
+number of the next batch, and its metadata has the number of rows. So a batch and its entry become
+visible together, and a later attempt can see both.
 """
 
 import json
@@ -14,7 +14,7 @@ from pyspark_timestream.errors import ReplayDiffers
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
 _ANY_TOPIC: Final = "*"
-"""Stands for the topic in a group's name if a column names the topics; no topic is called so."""
+"""Stands for the topic in a group's name if a column names the topics; no topic has this name."""
 
 MARKS: Final = "marks"
 """The name of the driver as an owner; the name of a task is its number."""
@@ -36,12 +36,12 @@ class Owner:
     @classmethod
     def of(cls, options: KafkaWriteOptions, query_id: str, name: int | str) -> "Owner":
         """Return the owner `name` of a query or of a batch write."""
-        before, after = cls._frame(options, query_id)
-        group = f"{before}{name}{after}"
+        prefix, suffix = cls._affixes(options, query_id)
+        group = f"{prefix}{name}{suffix}"
         return cls(group.removesuffix(f"/{query_id}") if options.writer else group, group)
 
     @classmethod
-    def _frame(cls, options: KafkaWriteOptions, query_id: str) -> tuple[str, str]:
+    def _affixes(cls, options: KafkaWriteOptions, query_id: str) -> tuple[str, str]:
         writer = f"{options.writer}/{query_id}" if options.writer else query_id
         return f"{options.prefix}/{options.topic or _ANY_TOPIC}/", f"/{writer}"
 
@@ -52,9 +52,9 @@ class Owner:
         >>> Owner.find_task(KafkaWriteOptions("trips", "w"), "q", "timestream-writer/trips/7/w/q")
         7
         """
-        before, after = cls._frame(options, query_id)
-        name = group.removeprefix(before).removesuffix(after)
-        is_task = name.isascii() and name.isdigit() and f"{before}{name}{after}" == group
+        prefix, suffix = cls._affixes(options, query_id)
+        name = group.removeprefix(prefix).removesuffix(suffix)
+        is_task = name.isascii() and name.isdigit() and f"{prefix}{name}{suffix}" == group
         return int(name) if is_task else None
 
 
@@ -75,8 +75,8 @@ class Entry:
         (5, '{"rows": 2, "version": 1}')
         """
         fields = {"rows": self.rows, "mark_us": self.mark_us, "version": 1}
-        text = {name: value for name, value in fields.items() if value is not None}
-        return self.batch + 1, json.dumps(text, sort_keys=True)
+        known = {name: value for name, value in fields.items() if value is not None}
+        return self.batch + 1, json.dumps(known, sort_keys=True)
 
     @classmethod
     def decode(cls, offset: int, metadata: str | None) -> "Entry | None":
@@ -84,15 +84,15 @@ class Entry:
         if offset <= 0:
             return None
         try:
-            fields_read = json.loads(metadata or "{}")
+            value = json.loads(metadata or "{}")
         except ValueError:
-            fields_read = {}
-        fields = fields_read if isinstance(fields_read, dict) else {}
+            value = {}
+        fields = value if isinstance(value, dict) else {}
         return cls(offset - 1, fields.get("rows"), fields.get("mark_us"))
 
 
-def is_written(last_entry: Entry | None, batch: int, owner: Owner) -> bool:
-    """Return whether the owner has written the batch already."""
+def check_written(last_entry: Entry | None, batch: int, owner: Owner) -> bool:
+    """Return whether the owner has written the batch already; refuse one before its last."""
     if last_entry is None or last_entry.batch < batch:
         return False
     if last_entry.batch > batch:
@@ -101,10 +101,10 @@ def is_written(last_entry: Entry | None, batch: int, owner: Owner) -> bool:
     return True
 
 
-def _later_batch_error(last_batch: int, batch: int, where: str) -> ReplayDiffers:
+def _later_batch_error(last_batch: int, batch: int, place: str) -> ReplayDiffers:
     return ReplayDiffers(
         f"batch {batch} is to be written, and batch {last_batch} of this query is in the topic "
-        f"already ({where})",
+        f"already ({place})",
         next_step="bring the newer state of the checkpoint back; or start with a new checkpoint "
         "and a new 'writer', which writes its input again",
     )
@@ -122,7 +122,7 @@ def check_rows(last_entry: Entry, rows: int, owner: Owner) -> None:
 
 
 def check_other_tasks(entries: Mapping[int, Entry], batch: int, with_rows: Collection[int]) -> None:
-    """Check by an earlier attempt's `entries` that no task without rows has written the batch.
+    """Check that no task without rows has written the batch in an earlier attempt.
 
     Tasks in `with_rows` have rows in this attempt; each has checked its own entry.
     """

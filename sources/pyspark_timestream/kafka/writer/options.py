@@ -124,15 +124,9 @@ class KafkaWriteOptions:
 
     @property
     def wants_marks(self) -> bool:
-        """Return whether an option about marks is set."""
-        defaults = KafkaWriteOptions()
-        mark_options = self.writer, self.header, self.cti_from, self.delay_us
-        return mark_options != (
-            defaults.writer,
-            defaults.header,
-            defaults.cti_from,
-            defaults.delay_us,
-        )
+        """True if an option about marks is set."""
+        names, defaults = ("writer", "header", "cti_from", "delay_us"), KafkaWriteOptions()
+        return any(getattr(self, name) != getattr(defaults, name) for name in names)
 
     def find_mark(self, cti_us: int | None) -> int | None:
         """Return the mark for a CTI: `ctiDelay` before it; a final CTI stays as it is."""
@@ -155,18 +149,18 @@ _OWN_KEYS: Final = {
 
 def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
     """Read the options of a write from Spark's string map."""
-    texts = {key.lower(): value for key, value in raw.items()}
-    plain = {key: value for key, value in texts.items() if not key.startswith(_CLIENT)}
+    lowered = {key.lower(): value for key, value in raw.items()}
+    plain = {key: value for key, value in lowered.items() if not key.startswith(_CLIENT)}
     plain.pop("transport", None)
-    of_reads, of_writes = (
+    read_names, write_names = (
         {spec.name for spec in option_specs(kind).values()}
         for kind in (KafkaOptions, KafkaWriteOptions)
     )
-    foreign = dict.fromkeys(of_reads - of_writes, "belongs to reads, and this is a write")
+    foreign = dict.fromkeys(read_names - write_names, "belongs to reads, and this is a write")
     options = read_options(
         KafkaWriteOptions, plain, foreign=foreign, settings=("kafka.bootstrap.servers",)
     )
-    client = read_client_settings(texts)
+    client = read_client_settings(lowered)
     _check_client(client)
     return replace(options, client=client)
 

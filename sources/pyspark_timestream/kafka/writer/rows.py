@@ -4,7 +4,7 @@ The columns are the same as in Spark's own Kafka sink, plus `timestamp` and `cti
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ TOPIC: Final = "topic"
 _TEXT: Final = "STRING or BINARY"
 _NAME: Final = "STRING"
 _TIME: Final = "TIMESTAMP"
-_KINDS: Final = {
+_TYPES: Final = {
     "key": _TEXT,
     "value": _TEXT,
     TOPIC: _NAME,
@@ -57,29 +57,29 @@ def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
             "select(to_json(struct('*')).alias('value'))",
         )
     for name in names:
-        if name not in _KINDS:
+        if name not in _TYPES:
             raise SchemaRefused(
                 f"column '{name}' has no place in a record",
-                ", ".join(_KINDS),
+                ", ".join(_TYPES),
                 "put it into 'value', as to_json(struct(...)) does, or leave it out",
             )
         if names.count(name) > 1:
             raise SchemaRefused(f"there is more than one column '{name}'", next_step="rename one")
         kind = schema.field(name).type
-        if not _fits(kind, _KINDS[name]):
+        if not _is_type(kind, _TYPES[name]):
             raise SchemaRefused(
-                f"column '{name}' is {kind}", _KINDS[name], f"cast it to {_KINDS[name]}"
+                f"column '{name}' is {kind}", _TYPES[name], f"cast it to {_TYPES[name]}"
             )
 
 
-def _fits(kind: pa.DataType, name: str) -> bool:
-    if name == _TEXT:
+def _is_type(kind: pa.DataType, spark_type: str) -> bool:
+    if spark_type == _TEXT:
         return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
-    if name == _NAME:
+    if spark_type == _NAME:
         return kind in (pa.string(), pa.large_string())
-    if name == _TIME:
+    if spark_type == _TIME:
         return pa.types.is_timestamp(kind) and kind.tz is not None
-    return kind == pa.int32() if name == "INT" else _is_headers(kind)
+    return kind == pa.int32() if spark_type == "INT" else _is_headers(kind)
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -155,12 +155,12 @@ def _check_headers(headers: pa.Array, header: str | None) -> None:
         )
     if header is None:
         return
-    of_marks = pa.array([header, f"{header}-writer", f"{header}-close"])
-    is_of_marks = pc.is_in(keys, value_set=of_marks)
-    if is_of_marks.true_count:
+    reserved = pa.array([header, f"{header}-writer", f"{header}-close"])
+    is_reserved = pc.is_in(keys, value_set=reserved)
+    if is_reserved.true_count:
         raise SchemaRefused(
-            f"a row has a header {keys.filter(is_of_marks)[0].as_py()!r}",
-            f"names other than those of marks ({', '.join(of_marks.to_pylist())})",
+            f"a row has a header {keys.filter(is_reserved)[0].as_py()!r}",
+            f"names other than those of marks ({', '.join(reserved.to_pylist())})",
             "rename it, or set option 'ctiHeader' to another name, which readers then use too",
         )
 
@@ -194,18 +194,18 @@ class TaskRows:
         self, header: str | None, blocks: Iterator[pa.RecordBatch], *, by_topic: bool = False
     ) -> None:
         self._header, self._by_topic = header, by_topic
-        self._replayed: list[_Rows] | None = []
+        self._kept: list[_Rows] | None = []
         self._kept_bytes = 0
-        self._fresh = self._take_rows(blocks)
-        self._blocks: Iterator[_Rows] = self._fresh
+        self._unread = self._take_rows(blocks)
+        self._blocks: Iterator[_Rows] = self._unread
         self.count = 0
         self.cti_us: int | None = None
 
     def has_rows(self) -> bool:
         """Return whether there is a row of data; call it first. It notes CTI rows on the way."""
-        first_rows = next(self._fresh, None)
-        self._blocks = self._fresh if first_rows is None else chain([first_rows], self._fresh)
-        return first_rows is not None
+        first_rows = list(islice(self._unread, 1))
+        self._blocks = chain(first_rows, self._unread)
+        return bool(first_rows)
 
     def next_block(self) -> Block | None:
         """Return the messages of the next block with rows of data; None at the end."""
@@ -218,9 +218,9 @@ class TaskRows:
 
     def rewind(self) -> bool:
         """Go back to the first row; False if some rows are no longer kept."""
-        if self._replayed is None:
+        if self._kept is None:
             return False
-        self._blocks, self.count = chain(list(self._replayed), self._fresh), 0
+        self._blocks, self.count = chain(list(self._kept), self._unread), 0
         return True
 
     def _take_rows(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[_Rows]:
@@ -254,9 +254,9 @@ class TaskRows:
     def _keep(self, topic_rows: _Rows) -> None:
         self._kept_bytes += topic_rows[0].nbytes
         if self._kept_bytes > _MAX_KEPT_BYTES:
-            self._replayed = None
-        if self._replayed is not None:
-            self._replayed.append(topic_rows)
+            self._kept = None
+        if self._kept is not None:
+            self._kept.append(topic_rows)
 
 
 def find_cti_source(cti_from: str | None, names: Sequence[str], *, wants_marks: bool) -> str | None:

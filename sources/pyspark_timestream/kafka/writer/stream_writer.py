@@ -49,7 +49,7 @@ from pyspark_timestream.kafka.writer.ledger import (
     Owner,
     check_other_tasks,
     check_rows,
-    is_written,
+    check_written,
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_timestream.kafka.writer.rows import (
@@ -123,7 +123,7 @@ class _OpenProducer:
 
 
 class BatchCommits:
-    """Does the driver's part of batches, in one of its processes; for one thread."""
+    """Commits batches in one of the driver's processes; for one thread."""
 
     def __init__(self) -> None:
         self._producers: dict[tuple[Any, ...], _OpenProducer] = {}
@@ -133,7 +133,7 @@ class BatchCommits:
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, with_rows: Collection[int]
     ) -> None:
         """Check that the tasks with rows are those of an earlier attempt."""
-        key = _key(options, Owner.of(options, run.query_id, MARKS))
+        key = _producer_key(options, Owner.of(options, run.query_id, MARKS))
         # Only the first batch of a run can be a later attempt.
         if self._checked.get(key) == run.run_id:
             return
@@ -142,10 +142,10 @@ class BatchCommits:
             task = Owner.find_task(options, run.query_id, group)
             return None if task in with_rows else task
 
-        readings = repeat(lambda: read_entries(options.client, options.topic, find_task))
-        entries = {task: Entry.decode(*entry) for task, entry in readings.items()}
-        noted_entries = {task: entry for task, entry in entries.items() if entry is not None}
-        check_other_tasks(noted_entries, batch, with_rows)
+        offsets = repeat(lambda: read_entries(options.client, options.topic, find_task))
+        decoded = {task: Entry.decode(*offset) for task, offset in offsets.items()}
+        entries = {task: entry for task, entry in decoded.items() if entry is not None}
+        check_other_tasks(entries, batch, with_rows)
         self._checked[key] = run.run_id
 
     def write_mark(
@@ -162,13 +162,13 @@ class BatchCommits:
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, mark_us: int
     ) -> None:
         owner = Owner.of(options, run.query_id, MARKS)
-        key = _key(options, owner)
+        key = _producer_key(options, owner)
         try:
             producer, is_new = self._open(options, run, owner)
-            if is_written(producer.last, batch, owner):
+            if check_written(producer.last, batch, owner):
                 return
-            last_us = producer.last.mark_us if producer.last else None
-            if last_us is None or mark_us > last_us:
+            last_mark_us = producer.last.mark_us if producer.last else None
+            if last_mark_us is None or mark_us > last_mark_us:
                 assert options.writer is not None
                 writer = Writer(options.writer, options.header)
                 is_final = mark_us == FINAL_US
@@ -176,7 +176,7 @@ class BatchCommits:
                 _write_entry(producer, headers, Entry(batch, mark_us=mark_us))
                 _LOG.debug("batch %d: mark %s", batch, format_instant(mark_us))
             elif is_new:
-                # Write an entry: it shows other processes that their producers are fenced.
+                # Write an entry, which shows other processes that their producers are fenced.
                 assert producer.last is not None
                 _write_entry(producer, None, Entry(batch, mark_us=producer.last.mark_us))
         except BaseException:
@@ -187,7 +187,7 @@ class BatchCommits:
         self, options: KafkaWriteOptions, run: QueryRun, owner: Owner
     ) -> tuple[_OpenProducer, bool]:
         """Return the producer of the query's marks, and whether it is new."""
-        key = _key(options, owner)
+        key = _producer_key(options, owner)
         producer = self._producers.get(key)
         if (
             producer is not None
@@ -208,7 +208,7 @@ class BatchCommits:
 
 
 def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True) -> T:
-    """Call `write` up to 3 times, as long as its faults may pass with a new client.
+    """Call `write` up to 3 times, while a new client may end its faults.
 
     `write` makes its own client. `can_repeat` prepares another attempt; False if there can be none.
     """
@@ -222,7 +222,7 @@ def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True
     raise AssertionError("every attempt returns or raises")
 
 
-def _key(options: KafkaWriteOptions, owner: Owner) -> tuple[Any, ...]:
+def _producer_key(options: KafkaWriteOptions, owner: Owner) -> tuple[Any, ...]:
     return (*sorted(options.client.items()), owner)
 
 
@@ -249,8 +249,7 @@ class WrittenTask(WriterCommitMessage):
     `rows` is the number of rows of data, `cti_us` the task's greatest CTI; None without one.
     """
 
-    query_id: str
-    run_id: str
+    run: QueryRun
     task: int
     rows: int
     cti_us: int | None
@@ -311,7 +310,7 @@ def open_batch_writer(
         raise OptionError(
             "writer",
             "marks were asked for (by 'writer', an option on CTIs, or a column 'cti'), and a "
-            "batch write writes rows alone",
+            "batch write writes only rows",
             "a streaming write for rows with marks",
             "use writeStream with trigger(availableNow=True); or leave the options on marks out, "
             "and drop CTI rows: where('cti IS NULL').drop('cti')",
@@ -350,7 +349,8 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         """Write a task's rows in one transaction, unless another attempt has done so."""
         task = TaskContext.get()
         assert task is not None
-        _write_rows(self._options, None, iterator, (self._id, 0, task.partitionId()))
+        owner = Owner.of(self._options, self._id, task.partitionId())
+        _write_rows(self._options, None, iterator, owner, batch=0)
         return WriterCommitMessage()
 
 
@@ -375,18 +375,20 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTask:
         """Write a task's rows in one transaction, unless an earlier attempt has done so."""
-        query_id, run_id, batch, task = _identify_task()
+        task = TaskContext.get()
+        assert task is not None
+        run, batch = _identify_batch(task)
         header = self._options.header if self._has_marks else None
-        rows = _write_rows(self._options, header, iterator, (query_id, batch, task))
-        return WrittenTask(query_id, run_id, task, rows.count, rows.cti_us)
+        owner = Owner.of(self._options, run.query_id, task.partitionId())
+        rows = _write_rows(self._options, header, iterator, owner, batch)
+        return WrittenTask(run, task.partitionId(), rows.count, rows.cti_us)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Write the batch's mark after its rows, unless it is written."""
         tasks = [message for message in messages if isinstance(message, WrittenTask)]
         if not tasks:
             return
-        run = QueryRun(tasks[0].query_id, tasks[0].run_id)
-        with_rows = {task.task for task in tasks if task.rows}
+        run, with_rows = tasks[0].run, {task.task for task in tasks if task.rows}
         _COMMITS.check_tasks(self._options, run, batchId, with_rows)
         self._note_topic()
         if not self._has_marks:
@@ -416,13 +418,12 @@ def _write_rows(
     options: KafkaWriteOptions,
     header: str | None,
     blocks: Iterator[pa.RecordBatch],
-    work: tuple[str, int, int],
+    owner: Owner,
+    batch: int,
 ) -> TaskRows:
-    """Write a task's rows; `work` are the query's or write's id, the batch and the task."""
-    query_id, batch, task = work
+    """Write a task's rows as its part of `batch`; `owner` is the task."""
     rows = TaskRows(header, blocks, by_topic=options.topic is None)
     if rows.has_rows():
-        owner = Owner.of(options, query_id, task)
         repeat(lambda: _write(options, owner, batch, rows), rows.rewind)
     freeze_objects()
     return rows
@@ -433,7 +434,7 @@ def _write(options: KafkaWriteOptions, owner: Owner, batch: int, rows: TaskRows)
     transaction = _open_transaction(options, owner)
     try:
         last_entry = Entry.decode(*transaction.read_entry())
-        if last_entry is not None and is_written(last_entry, batch, owner):
+        if last_entry is not None and check_written(last_entry, batch, owner):
             while rows.next_block():
                 pass
             check_rows(last_entry, rows.count, owner)
@@ -446,10 +447,8 @@ def _write(options: KafkaWriteOptions, owner: Owner, batch: int, rows: TaskRows)
         transaction.close()
 
 
-def _identify_task() -> tuple[str, str, int, int]:
-    """Return the query's id, its run, the batch and the number of the running task."""
-    task = TaskContext.get()
-    assert task is not None
+def _identify_batch(task: TaskContext) -> tuple[QueryRun, int]:
+    """Return the run and the number of the batch that the task works for."""
     query_id = task.getLocalProperty("sql.streaming.queryId")
     batch = task.getLocalProperty("streaming.sql.batchId")
     if not query_id or batch is None:
@@ -462,4 +461,4 @@ def _identify_task() -> tuple[str, str, int, int]:
         )
     # Spark uses the run's id as the job group of the query's thread.
     run_id = task.getLocalProperty("spark.jobGroup.id") or f"{query_id}/{batch}"
-    return query_id, run_id, int(batch), task.partitionId()
+    return QueryRun(query_id, run_id), int(batch)

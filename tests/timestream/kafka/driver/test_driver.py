@@ -918,10 +918,10 @@ def test_unit_beside_times_with_one_of_their_own_is_warned_of_once(caplog, raw, 
     run = Driven(FakeBroker(p0=(0, 5)), ctiFrequency="1", **given, **raw)
     counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
     run.plan()
-    run.driver._connected.log[at(0)] = (0, 6)
+    run.driver._broker.log[at(0)] = (0, 6)
     run.plan()
     assert [each for each in told(run) if "unit" in each] == warned
-    run.driver._connected.log[at(0)] = (0, 7)
+    run.driver._broker.log[at(0)] = (0, 7)
     run.plan()
     assert caplog.text.count("'timeUnit' = 's': it has no effect") == len(warned)
 

@@ -67,7 +67,7 @@ def test_a_group_that_another_stream_writes_to_is_named():
     for reads_again, cost in ((True, "read a second time"), (False, "leave its records out")):
         (diagnosis,) = found(left, reads_again)[0].diagnoses
         assert (diagnosis.kind, diagnosis.cause) == (Kind.SHARED_GROUP, "group 'ours'")
-        assert "stream abcdef01 writes over" in diagnosis.text
+        assert "stream abcdef01 overwrites" in diagnosis.text
         assert cost in diagnosis.text
         assert "'kafka.group.id' of its own" in diagnosis.fix
 
@@ -78,7 +78,7 @@ def test_state_refused_by_the_broker_is_reported_with_its_length():
     assert (states.states[at(0)], again) == (END, [2])
     (diagnosis,) = states.diagnoses
     assert (diagnosis.kind, diagnosis.partitions) == (Kind.LARGE_CLOCK, {at(0)})
-    said = f"with 2 writers, takes {len(left) + 1} characters of the group's metadata"
+    said = f"with 2 writers, take {len(left) + 1} characters of the group's metadata"
     assert said in diagnosis.text
     assert f"'offset.metadata.max.bytes' to {len(left) + 1} at least" in diagnosis.fix
 

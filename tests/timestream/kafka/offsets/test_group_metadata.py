@@ -212,7 +212,7 @@ def packed(text):
         (packed(b"[" * 100_000), "recursion"),
         (packed(b'{"place":7}'), "has no field 'place'"),
         (packed(b"{}\nx"), "more numbers than writers"),
-        (packed(b'{"writers":[[0],["a"]]}\n\x80'), "not enough values"),
+        (packed(b'{"writers":[[0],["a"]]}\n\x80'), "Expected 4 arguments, got 0"),
         (
             packed(b'{"writers":[[0],["a"],[0,1,0,1],[1,0,0,1]]}\n\x80'),
             "fewer numbers than writers",

@@ -11,7 +11,7 @@ from pyspark_timestream.kafka.writer.ledger import (
     Owner,
     check_other_tasks,
     check_rows,
-    is_written,
+    check_written,
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
@@ -43,7 +43,7 @@ def test_any_repetition_of_batches_writes_each_one_once(steps) -> None:
     """A batch comes again until Spark notes it, and only then the next one."""
     last, batch, written = None, 0, []
     for step in steps:
-        if not is_written(last, batch, PLACE):
+        if not check_written(last, batch, PLACE):
             written.append(batch)
             last = Entry(batch)
         batch += step == 0
@@ -53,7 +53,7 @@ def test_any_repetition_of_batches_writes_each_one_once(steps) -> None:
 
 def test_a_checkpoint_that_was_set_back_is_refused() -> None:
     with pytest.raises(ReplayDiffers, match=r"batch 3 is to be written, and batch 4 .* 't/0/w/q'"):
-        is_written(Entry(4), 3, PLACE)
+        check_written(Entry(4), 3, PLACE)
 
 
 def test_a_batch_that_comes_again_with_other_rows_is_refused() -> None:
