@@ -8,7 +8,7 @@
 A follower is a subscription that one process reads. It reads new events in batches, at most
 `MAX_EVENTS` after the initial ones, and gives them one by one. Between two events its position is a
 point in the batch, so a follower that begins there gets exactly the remaining events. While nothing
-is new, it only looks whether the log has another entry.
+is new, it only checks whether the log has another entry.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -59,7 +59,7 @@ CATCH_UP_BYTES: Final = 32 * 1024 * 1024
 CATCH_UP_BATCHES: Final = 20
 """A follower that catches up holds this many bytes, or, if less, this many times `MAX_EVENTS`.
 
-Each batch reads all files with missing events once, so small batches would take long.
+Each batch reads all files with missing events once, so small batches would take longer.
 """
 
 ROWS_AT_ONCE: Final = 1000
@@ -67,7 +67,7 @@ ROWS_AT_ONCE: Final = 1000
 
 LOCAL_POLL_S: Final = 0.05
 REMOTE_POLL_S: Final = 1.0
-"""The time between two looks at the log; in an object store each look is a request."""
+"""The time between two checks of the log; in an object store each is a request."""
 
 _VERSION: Final = 1
 
@@ -82,21 +82,33 @@ _WORDING: Final = Wording(
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The batch that a follower gives; `position_after` finds the position inside it."""
+    """The batch that a follower gives; `position_after` finds the position after some events."""
 
     end: Position
     table: pa.Table
     position_after: Callable[[int], Position]
 
 
+class _Place(NamedTuple):
+    """A place in a batch: the number of its events that were given."""
+
+    batch: _Batch
+    count: int
+
+    @property
+    def position(self) -> Position:
+        """The position there."""
+        return self.batch.position_after(self.count)
+
+
 class Follower:
     """The events of a store as they are stored, for `for` and `async for`; `TimeSeries.follow`.
 
-    The events of one commit come in the order of (series, sequence), and commits in theirs. Give a
-    follower to one loop at a time; `close` may be called from anywhere.
+    Commits come in their order, and the events of one commit in the order of (series, sequence).
+    Give a follower to one loop at a time; `close` may be called from anywhere.
 
-    Iteration ends after `close`, and after `timeout` seconds without an event; in that case another
-    loop goes on behind the last event.
+    Iteration ends after `close`, and after `timeout` seconds without an event; then another loop
+    continues after the last event.
     """
 
     def __init__(
@@ -119,23 +131,19 @@ class Follower:
         initial = _parse_start(start, starts, snapshot, values)
         saved = None
         if position is not None:
-            saved, chosen, initial = _parse_position(position)
-            if not choice.is_all and choice != chosen:
-                _refuse_choice(choice, chosen)
-            choice = chosen
+            saved, saved_choice, initial = _parse_position(position)
+            if not choice.is_all and choice != saved_choice:
+                raise _other_choice_error(choice, saved_choice)
+            choice = saved_choice
         _check_starts(initial.starts, choice, snapshot, author)
-        self._about = {**_describe_choice(choice), "start": format_initial(initial.retained)}
+        self._request = {**_describe_choice(choice), "start": format_initial(initial.retained)}
         if initial.starts:
-            self._about["starting_sequence"] = dict(initial.starts)
+            self._request["starting_sequence"] = dict(initial.starts)
         check = functools.partial(_check_store, snapshot.values, author)
         self._subscription = Subscription(store.location, initial, check, choice, _WORDING)
         check(snapshot)
         if saved is None:
-            saved = self._subscription.find_start()
-            if initial.retained == NO_EVENTS and not initial.starts:
-                saved = replace(saved, initial=False)
-            elif saved.initial:
-                saved = self._subscription.count_due(saved)
+            saved = self._find_start(initial)
         else:
             self._subscription.find_end(saved, 1)  # Refuse a position of another store now.
         self._timeout_s = timeout_s
@@ -144,12 +152,16 @@ class Follower:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._ready: deque[Event] = deque()
-        self._read = 0  # Rows of the batch that are or were in `_ready`.
-        # The batch, and the number of events given. Always replaced together, so that `position`
-        # needs no lock.
-        self._at = _empty_batch(saved), 0
+        # Replaced as a whole, so that `position` needs no lock.
+        self._place = _Place(_empty_batch(saved), 0)
         self._is_drained = False
         begin_in_forks(self)
+
+    def _find_start(self, initial: InitialEvents) -> Position:
+        start = self._subscription.find_start()
+        if initial.retained == NO_EVENTS and not initial.starts:
+            return replace(start, initial=False)
+        return self._subscription.count_due(start) if start.initial else start
 
     def begin_child(self) -> None:
         """Begin anew in a forked process: another thread of the parent may have held the lock."""
@@ -162,17 +174,16 @@ class Follower:
     @property
     def position(self) -> str:
         """The position after the last event, as JSON; `follow(position=...)` goes on there."""
-        batch, count = self._at
+        place = self._place
         with named_failures(self._location):
-            offset = self._subscription.find_commit_of(batch.position_after(count), batch.end)
-        saved = {"version": _VERSION, **self._about, "position": offset.to_json()}
+            position = self._subscription.with_commit_id(place.position, place.batch.end)
+        saved = {"version": _VERSION, **self._request, "position": position.to_json()}
         return json.dumps(saved, ensure_ascii=False)
 
     @property
     def missed(self) -> int:
         """The number of events that compaction removed before they were given (semantics 23.4)."""
-        batch, count = self._at
-        return batch.position_after(count).missed
+        return self._place.position.missed
 
     def close(self) -> None:
         """End the iteration, even of a thread that waits; no further events are delivered."""
@@ -192,11 +203,11 @@ class Follower:
 
     def __next__(self) -> Any:
         """Return the next event; wait for it."""
-        until = self._find_deadline()
+        deadline_s = self._find_deadline()
         while not self._closed.is_set():
-            if self._ready or self._look():
+            if self._ready or self._read_more():
                 return self._take()
-            wait_s = self._find_wait(until)
+            wait_s = self._find_wait(deadline_s)
             if wait_s <= 0:
                 break
             self._closed.wait(wait_s)
@@ -208,42 +219,41 @@ class Follower:
 
     async def __anext__(self) -> Any:
         """Return the next event; wait for it, and let other tasks run. It may be cancelled."""
-        until = self._find_deadline()
+        deadline_s = self._find_deadline()
         while not self._closed.is_set():
             # A task that is cancelled here loses nothing: events that were read stay ready.
             if not self._ready:
-                await asyncio.to_thread(self._look)
+                await asyncio.to_thread(self._read_more)
             if self._ready:
                 return self._take()
-            wait_s = self._find_wait(until)
+            wait_s = self._find_wait(deadline_s)
             if wait_s <= 0:
                 break
             await asyncio.sleep(wait_s)
         raise StopAsyncIteration
 
     def __repr__(self) -> str:
-        """Name the store and the last commit of which all events were given."""
-        batch, count = self._at
-        return f"Follower('{self._location.root}', commit {batch.position_after(count).commit})"
+        """Name the store and the last commit whose events were all given."""
+        return f"Follower('{self._location.root}', commit {self._place.position.commit})"
 
     def _find_deadline(self) -> float | None:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
 
-    def _find_wait(self, until: float | None) -> float:
-        remaining = self._poll_s if until is None else until - time.monotonic()
-        return min(remaining, self._poll_s)
+    def _find_wait(self, deadline_s: float | None) -> float:
+        remaining_s = self._poll_s if deadline_s is None else deadline_s - time.monotonic()
+        return min(remaining_s, self._poll_s)
 
     def _take(self) -> Any:
         event = self._ready.popleft()
-        batch, count = self._at
-        self._at = batch, count + 1
+        batch, count = self._place
+        self._place = _Place(batch, count + 1)
         return (event.series, event.value) if self._gives_values else event
 
-    def _look(self) -> bool:
+    def _read_more(self) -> bool:
         """Make new events of the store ready; return whether there are any."""
         with self._lock, named_failures(self._location):
             while not self._ready and not self._closed.is_set():
-                batch, count = self._at
+                batch, count = self._place
                 if count < batch.table.num_rows:
                     self._ready.extend(self._decode(batch.table.slice(count, ROWS_AT_ONCE)))
                     break
@@ -255,7 +265,7 @@ class Follower:
                     tasks = self._subscription.plan_tasks(batch.end, end)
                     table = read_in_order(tasks, self._values)
                     position_of = find_positions(batch.end, end, table)
-                    self._at = _Batch(end, table, position_of), 0
+                    self._place = _Place(_Batch(end, table, position_of), 0)
         return bool(self._ready)
 
     def _decode(self, rows: pa.Table) -> tuple[Event, ...]:
@@ -328,8 +338,8 @@ def _parse_start(
     start: str | None, starts: Mapping[str, int] | None, snapshot: Snapshot, values: bool
 ) -> InitialEvents:
     if start is None:
-        none = values or starts is not None
-        return InitialEvents(NO_EVENTS if none else snapshot.settings.subscription, starts or {})
+        is_live = values or starts is not None
+        return InitialEvents(NO_EVENTS if is_live else snapshot.settings.subscription, starts or {})
     try:
         return InitialEvents(parse_initial(start), starts or {})
     except ValueError:
@@ -416,8 +426,8 @@ def _parse_position(text: str) -> tuple[Position, SeriesChoice, InitialEvents]:
     )
 
 
-def _refuse_choice(requested: SeriesChoice, saved: SeriesChoice) -> NoReturn:
-    raise InvalidQuery(
+def _other_choice_error(requested: SeriesChoice, saved: SeriesChoice) -> InvalidQuery:
+    return InvalidQuery(
         f"the position belongs to a follower of {_describe_choice(saved) or 'all series'}, and "
         f"{_describe_choice(requested)} is asked for",
         "the same series",

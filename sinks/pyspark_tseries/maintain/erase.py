@@ -7,9 +7,9 @@ edit of an erased original is either erased too, or refused.
 
 `withdraw_corrections` restores windows that `correct_late` corrected wrongly (semantics 30.7). A
 store keeps its files of late rows in `_tseries/late/QUERY`. A withdrawn correction stays in the
-store, as every event does, and an edit restores the values of other writers. A note in the folder
-then has the last batch of the query with withdrawn corrections. It is written after the commit: if
-a kill comes between, the values are withdrawn, and a second call writes only the notes.
+store, as every event does, and an edit restores the values of other writers. A note in that folder
+then names the query's last withdrawn batch. It is written after the commit: after a kill between
+the two, the values are withdrawn, and a second call writes only the notes.
 """
 
 import contextlib
@@ -107,10 +107,10 @@ def open_acts(store: Store) -> list[ErasureRecord]:
 
 def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
     """Find the files that may still have an erased value; paths are relative to the store."""
-    wait_for_checkpoints()  # A checkpoint that was due before the act may have one as well.
+    wait_for_checkpoints()  # One that was due before the act may have a value as well.
     if not records:
         return []
-    keys = _keys_of(records)
+    keys = _collect_keys(records)
     data = [*_find_dead_files(store, keys), *_find_kept_aside(store.location, keys)]
     data += _find_staged(store.location, max(record.act.time_us for record in records))
     return [
@@ -122,22 +122,22 @@ def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> li
 def remove_erased_bytes(store: Store, now_us: int) -> int:
     """Remove the files and log entries that have an erased value, ten minutes after the act.
 
-    Leave out two kinds of files: those that no commit has named, because a writer may be about to
-    commit them, and those that a repair has put aside, which the operator removes.
+    Leave out files that no commit has named, because a writer may be about to commit them, and
+    files that a repair has put aside, because the operator removes them.
     """
     records = open_acts(store)
-    due = [open_act for open_act in records if open_act.act.time_us + KEPT_FOR_READERS_US <= now_us]
+    due = [record for record in records if record.act.time_us + KEPT_FOR_READERS_US <= now_us]
     if not due:
         return 0
     location, removed = store.location, 0
-    dead = _find_dead_files(store, _keys_of(due))
+    dead = _find_dead_files(store, _collect_keys(due))
     if dead:
         table = load_table(location)
         obsolete = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False))
-        live = store.snapshot().paths
-        gone = [location.file(path) for path in dead if path in obsolete - live]
-        location.remove(gone)
-        removed = len(gone)
+        obsolete -= store.snapshot().paths
+        removable = [location.file(path) for path in dead if path in obsolete]
+        location.remove(removable)
+        removed = len(removable)
     _remove_log_files(store, due)
     for record in due:
         if record.act.time_us + _UNDECIDED_US > now_us or find_files_with_values(store, [record]):
@@ -146,7 +146,7 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
     return removed
 
 
-def _keys_of(records: Sequence[ErasureRecord]) -> ErasedKeys:
+def _collect_keys(records: Sequence[ErasureRecord]) -> ErasedKeys:
     keys = ErasedKeys()
     for record in records:
         keys.add(record.act)
@@ -187,7 +187,9 @@ def _find_staged(location: Location, before_us: int) -> list[str]:
     for folder in location.list_folders(staging):
         staged += location.list_files(location.file("_tseries", "staging", folder, "_delta_log"))
     return sorted(
-        os.path.relpath(path, location.file()) for path, ns in staged if ns < before_us * 1000
+        os.path.relpath(path, location.file())
+        for path, changed_ns in staged
+        if changed_ns < before_us * 1000
     )
 
 
@@ -213,12 +215,12 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
 
 def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[LogFile]:
     """Find log files from before the acts with statistics that may have an erased value."""
-    clean = flagged_acts(location, "log")
-    records = [record for record in records if record.act.id not in clean]
+    cleaned = flagged_acts(location, "log")
+    records = [record for record in records if record.act.id not in cleaned]
     if not records:
         return []
-    keys, upto = _keys_of(records), max(record.log_version for record in records)
-    early = (file for file in list_log_files(location) if file.version <= upto)
+    keys, last_version = _collect_keys(records), max(record.log_version for record in records)
+    early = (file for file in list_log_files(location) if file.version <= last_version)
     return [file for file in early if _may_have_value(location, file, keys)]
 
 
@@ -251,7 +253,7 @@ def _read_statistics(location: Location, path: str) -> Iterator[str | None]:
 
 def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     """Remove the log up to the last entry or checkpoint that may have a value, oldest first."""
-    location, upto = store.location, max(record.log_version for record in records)
+    location, last_act = store.location, max(record.log_version for record in records)
     wait_for_checkpoints()
     with exclusive(location, CHECKPOINT_LOCK) as lock:
         if lock is None:
@@ -262,12 +264,12 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
             for act in {record.act.id for record in records} - flagged_acts(location, "log"):
                 flag_act(location, act, "log")
             return
-        if read_last_checkpoint(location).version <= upto:
+        if read_last_checkpoint(location).version <= last_act:
             if location.is_local:
                 write_checkpoint(location, store.version())
             else:
                 load_table(location).create_checkpoint()
-        if read_last_checkpoint(location).version <= upto:
+        if read_last_checkpoint(location).version <= last_act:
             return  # Another writer made the last one; the next round tries again.
         last_version = files_with_values[-1].version
         # Oldest first, so that a reader that still finds an entry finds all later ones, too.
@@ -325,19 +327,19 @@ def erase_events(
     """Erase events as `erase` does, in an open store."""
     checked = _check_arguments(series, sequences, reason)
     require_owner(store, principal, "erase values")
-    act = _Erasing(store, series, checked, reason, principal)
-    act.check(store.index())
+    erasure = _ErasureCommit(store, series, checked, reason, principal)
+    erasure.check(store.index())
     add_columns(store, [ERASURE_FIELD])
     try:
-        commit = store.append(act, clock)
+        commit = store.append(erasure, clock)
     except _AllErased:
         return None
     except StoreBusy as error:
         raise store.busy_error(store.retrying.commits, "nothing was erased") from error
     finally:
-        act.discard_unused()
+        erasure.discard_unused()
     assert commit is not None
-    record = act.records[commit.head_id]
+    record = erasure.records[commit.head_id]
     files_left = find_files_with_values(store, [record])
     return dataclasses.replace(record.act, files=tuple(files_left))
 
@@ -375,7 +377,7 @@ class _AllErased(Exception):
     """All events of an act were erased before."""
 
 
-class _Erasing:
+class _ErasureCommit:
     """One act as an `Appendable`, and the files that its attempts have written so far.
 
     Attributes:
@@ -552,13 +554,13 @@ class _StoredSeries:
         # Compaction leaves a gap: raise the floor above it, so that no earlier event comes back.
         last_sequence = int(before["last_sequence"][0])
         gap = find_last_gap(self.stored, last_sequence)
-        sequence, us = (int(after[name][0]) for name in MIN_RETAINED_DEFAULTS)
-        sequence, newest_us = max(sequence, gap + 1), int(after["original_us"][0])
-        if us > newest_us:
+        floor, floor_us = (int(after[name][0]) for name in MIN_RETAINED_DEFAULTS)
+        floor, newest_us = max(floor, gap + 1), int(after["original_us"][0])
+        if floor_us > newest_us:
             # An erased original raised the time floor: use a sequence, which hides no new events.
-            sequence = max(sequence, int(after["original_sequence"][0]) + 1)
-            us = newest_us
-        after["floor_sequence"], after["floor_us"] = np.array([sequence]), np.array([us])
+            floor = max(floor, int(after["original_sequence"][0]) + 1)
+            floor_us = newest_us
+        after["floor_sequence"], after["floor_us"] = np.array([floor]), np.array([floor_us])
         if "floor_sequence" not in index.columns and all(
             after[name][0] == least for name, least in MIN_RETAINED_DEFAULTS.items()
         ):
@@ -582,14 +584,14 @@ def late_path(location: Location, query: str, name: str) -> str:
 
 
 def list_correctors(store: Store) -> dict[str, int]:
-    """Return the queries that have corrected the store, with the last batch that each committed."""
+    """Return the queries that have corrected the store, each with its last committed batch."""
     names = store.location.list_folders(store.location.file("_tseries", "late"))
     batches = {name: store.transaction(f"{LATE_TOKEN}{name}") for name in names}
     return {name: batch for name, batch in sorted(batches.items()) if batch is not None}
 
 
 def read_withdrawn(location: Location, query: str) -> int:
-    """Return the last batch of a query that has its corrections withdrawn; -1 if none has."""
+    """Return a query's last batch with withdrawn corrections; -1 without one."""
     try:
         with location.read(late_path(location, query, _NOTE)) as file:
             return int(json.loads(file.readall())["batch"])
@@ -653,7 +655,7 @@ def withdraw_corrections(
     if rows.num_rows:
         opened.append(withdrawal)
     for query, batch in correctors.items():
-        _note(opened.location, query, batch)
+        _note_withdrawal(opened.location, query, batch)
     return int(rows.num_rows)
 
 
@@ -702,28 +704,28 @@ class _Withdrawal:
         windows = dict[tuple[str, int], list[dict[str, Any]]]()
         for event in events.to_pylist():
             windows.setdefault((event["series"], event["original"]), []).append(event)
-        edits = [edit for window in windows.values() for edit in self._bring_back(window)]
+        edits = [edit for window in windows.values() for edit in self._restore(window)]
         return pa.Table.from_pylist(edits, schema).combine_chunks()
 
-    def _bring_back(self, window: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def _restore(self, window: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the edit of a window, unless it already has the last values of other writers."""
-        theirs = [event for event in window if not event["is_own"]]
+        others = [event for event in window if not event["is_own"]]
         names = [field.name for field in self.values if field.name != REASON]
-        before = {
-            name: theirs[-1][name] if theirs else window[0][name] if name == self.start else None
+        restored = {
+            name: others[-1][name] if others else window[0][name] if name == self.start else None
             for name in names
         }
-        if all(is_same(window[-1][name], before[name]) for name in names):
+        if all(is_same(window[-1][name], restored[name]) for name in names):
             return
         yield {
             "series": window[0]["series"],
             EDIT_OF.name: window[0]["original"],
-            **before,
+            **restored,
             REASON: self.reason,
         }
 
 
-def _note(location: Location, query: str, batch: int) -> None:
+def _note_withdrawal(location: Location, query: str, batch: int) -> None:
     path = late_path(location, query, _NOTE)
     with location.write(path) as file:
         file.write(json.dumps({"batch": batch}).encode())

@@ -48,20 +48,28 @@ MAX_ROWS_PER_TASK: Final = 250_000
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How errors name a position, where it is kept, and how to start over."""
+    """How errors name a position and what keeps it, and their ways to go on.
+
+    Attributes:
+        position: the position itself.
+        start_over: how to go on without it.
+        keeper: what keeps it.
+        restore: how to get the position that fits an older state of the store.
+        start_over_in_full: as `start_over`, with what the subscriber then gets.
+    """
 
     position: str
-    other: str
-    reader: str
-    way_back: str
-    anew: str
+    start_over: str
+    keeper: str
+    restore: str
+    start_over_in_full: str
 
 
 _QUERY: Final = Wording(
     "the checkpoint",
     "start with a new checkpoint",
     "this query's checkpoint",
-    "put the checkpoint of the same backup back, from which the query goes on",
+    "put back the query's checkpoint of the same backup",
     "start with a new checkpointLocation, which gives the initial events (subscriptionRange, "
     "startingSequence) and all that follows",
 )
@@ -96,41 +104,41 @@ class Subscription:
 
     def ctis(self) -> CtiRecord:
         """Return the store's record of CTIs."""
-        return self._read_store()[1].metadata.ctis
+        return self._read_store().metadata.ctis
 
     def find_start(self) -> Position:
         """Return the position of a new subscriber."""
-        snapshot, head = self._read_store()
-        commit = head.metadata.commit
+        snapshot = self._read_store()
+        commit = snapshot.metadata.commit
         return Position(
             store=self._store.id,
             began=commit,
             initial=commit >= 0,
             commit=commit,
-            seen=self._count_events(head),
-            missed=self._count_missed_starts(snapshot, head),
+            seen=self._count_events(snapshot),
+            missed=self._count_missed_starts(snapshot),
             retained=format_range(snapshot.settings.retained),
-            retained_since=head.metadata.retained_since,
+            retained_since=snapshot.metadata.retained_since,
             commit_id=find_commit_id(self._store, commit),
         )
 
     def count_due(self, start: Position) -> Position:
         """Return the position of a new subscriber with the number of its initial events.
 
-        So initial events that are removed before its first batch count as missed.
+        With it, initial events that are removed before the first batch count as missed.
         """
-        _, counts = self._count_initial(start, *self._read_store(start))
+        _, counts = self._count_initial(start, self._read_store(start))
         return replace(start, due=int(counts.sum()))
 
     def is_current(self) -> bool:
-        """Return whether the store has nothing new since its last snapshot; this costs little."""
+        """Return whether the store has nothing new since the last snapshot; this is cheap."""
         return (
             self._last_snapshot is not None
             and self._store.refresh()
             and self._last_snapshot[0] == (self._store.version(), self._store.head_id())
         )
 
-    def find_commit_of(self, position: Position, later: Position) -> Position:
+    def with_commit_id(self, position: Position, later: Position) -> Position:
         """Return a position between batches with the id of its own commit.
 
         Args:
@@ -148,101 +156,107 @@ class Subscription:
 
     def last_commit(self) -> int:
         """Return the store's last commit."""
-        return self._read_store()[1].metadata.commit
+        return self._read_store().metadata.commit
 
     def find_end(
-        self, start: Position, max_events: int | None, upto: int | None = None
+        self, start: Position, max_events: int | None, last_commit: int | None = None
     ) -> Position:
         """Return the end of the batch that starts at `start`; `start` itself if nothing is new.
 
         Args:
             start: a position of this store.
             max_events: the most events; None for all. Initial events come in whole series.
-            upto: the last commit of the batch, not before `start`; None for the store's last one.
+            last_commit: the last commit to read, not before `start`; None for the store's last.
         """
-        snapshot, head = self._read_store(start)
+        snapshot = self._read_store(start)
         if start.initial:
             if max_events is None and start.due is None:
                 # One batch delivers all initial events, so there is no need to count them.
                 return replace(start, initial=False, upto=None)
-            counts = self._count_initial(start, snapshot, head)
+            counts = self._count_initial(start, snapshot)
             delivered = 0
             if start.after is not None:
-                delivered = self._count_delivered(start, start.after, snapshot, head)
+                delivered = self._count_delivered(start, start.after, snapshot)
             return find_initial_end(start, *counts, max_events, delivered)
-        end = self._find_live_end(start, max_events, snapshot, head, upto)
+        end = self._find_live_end(start, max_events, snapshot, last_commit)
         if end == start:
             return end
         newest = end.commit + (end.after is not None)
         return replace(end, commit_id=find_commit_id(self._store, newest))
 
-    def _count_up_to(self, snapshot: Snapshot, head: SeriesIndex, commit: int) -> int:
+    def _count_up_to(self, snapshot: Snapshot, commit: int) -> int:
         """Return the number of events of the chosen series up to `commit`."""
-        count, newest = self._count_events(head), head.metadata.commit
+        count, newest = self._count_events(snapshot), snapshot.metadata.commit
         if commit >= newest:
             return count
-        later = self._read_commits(snapshot, ("commit",), (commit + 1, newest))
-        return count - int(later.num_rows)
+        later_events = self._read_commits(snapshot, ("commit",), (commit + 1, newest))
+        return count - int(later_events.num_rows)
 
-    def _count_events(self, head: SeriesIndex) -> int:
+    def _count_events(self, snapshot: Snapshot) -> int:
         """Return the number of events of the chosen series that were ever committed."""
-        names = self._name_chosen(head) if self._choice.names is None else self._choice.names
-        last_sequences = head.columns["last_sequence"]
-        if names is not None:
-            last_sequences = head.lookup(list(names))["last_sequence"]
-        return int((last_sequences + 1).sum())
+        index, names = snapshot.index(), self._choice.names
+        if names is None:
+            names = self._name_chosen(snapshot)
+        columns = index.columns if names is None else index.lookup(list(names))
+        return int((columns["last_sequence"] + 1).sum())
 
-    def _name_chosen(self, head: SeriesIndex) -> list[str] | None:
+    def _name_chosen(self, snapshot: Snapshot) -> list[str] | None:
         """Return the names of the chosen series; None for all."""
-        return None if self._choice.is_all else self._choice.pick(known_series(head))
+        return None if self._choice.is_all else self._choice.pick(known_series(snapshot.index()))
 
     def _find_live_end(
-        self,
-        start: Position,
-        max_events: int | None,
-        snapshot: Snapshot,
-        head: SeriesIndex,
-        upto: int | None,
+        self, start: Position, max_events: int | None, snapshot: Snapshot, last_commit: int | None
     ) -> Position:
-        """Return the end of a batch after the initial events; the commits up to `upto` are due."""
-        newest = head.metadata.commit
-        commit = newest if upto is None else min(upto, newest)
+        """Return the end of a batch after the initial events."""
+        newest = snapshot.metadata.commit
+        commit = newest if last_commit is None else min(last_commit, newest)
         if commit == start.commit:
             return start
-        due = start.commit + 1, commit
-        # Compaction may have removed some of the events.
-        is_whole = self._store.horizon() <= start.commit
-        later = None
+        committed, events = self._count_new(start, commit, max_events, snapshot)
+        stored = committed if events is None else events.num_rows
+        seen, missed = start.seen + committed, start.missed + committed - stored
+        end = replace(start, commit=commit, after=None, seen=seen, missed=missed)
+        if max_events is None or events is None or stored <= max_events:
+            return end
+        return self._cut_batch(start, end, max_events, events, snapshot)
+
+    def _count_new(
+        self, start: Position, commit: int, max_events: int | None, snapshot: Snapshot
+    ) -> tuple[int, pa.Table | None]:
+        """Count the events committed after `start` up to `commit`.
+
+        Also return those still stored, or None if all are and one batch may have all of them.
+        """
+        is_whole = self._store.horizon() <= start.commit  # Compaction has removed none of them.
         if is_whole and not self._choice.is_all and self._choice.names is None:
             # Counting the chosen series among many takes longer than reading the new events.
-            later = self._read_due(snapshot, start, due)
-            count = committed = later.num_rows
-            seen_count = start.seen + committed
-        else:
-            seen_count = self._count_up_to(snapshot, head, commit)
-            count = committed = seen_count - start.seen
-        if later is None and (not is_whole or committed > (max_events or committed)):
-            later = self._read_due(snapshot, start, due)
-            count = later.num_rows
-        missed = start.missed + committed - count
-        end = replace(start, commit=commit, after=None, seen=seen_count, missed=missed)
-        if max_events is None or later is None or count <= max_events:
-            return end
-        commits, rows = np.unique(to_int64(later["commit"]), return_counts=True)
-        within = np.cumsum(rows)
-        whole_commits = int(np.searchsorted(within, max_events, "right"))
+            events = self._read_new(snapshot, start, commit)
+            return events.num_rows, events
+        committed = self._count_up_to(snapshot, commit) - start.seen
+        if is_whole and (not max_events or committed <= max_events):
+            return committed, None
+        return committed, self._read_new(snapshot, start, commit)
+
+    def _cut_batch(
+        self, start: Position, end: Position, max_events: int, events: pa.Table, snapshot: Snapshot
+    ) -> Position:
+        """Return the last position before `end` with at most `max_events` of the new `events`."""
+        seen = end.seen - events.num_rows
+        commits, counts = np.unique(to_int64(events["commit"]), return_counts=True)
+        events_up_to = np.cumsum(counts)
+        whole_commits = int(np.searchsorted(events_up_to, max_events, "right"))
         if whole_commits:
-            end = replace(end, seen=seen_count - count + int(within[whole_commits - 1]))
-            return replace(end, commit=int(commits[whole_commits - 1]))
+            last = whole_commits - 1
+            return replace(end, commit=int(commits[last]), seen=seen + int(events_up_to[last]))
         # Not even one commit fits, so the batch ends within it.
         commit = int(commits[0])
         after = start.after if commit == start.commit + 1 else None
         key = self._find_key(snapshot, commit, after, max_events)
-        return replace(end, commit=commit - 1, after=key, seen=seen_count - count + max_events)
+        return replace(end, commit=commit - 1, after=key, seen=seen + max_events)
 
     def plan_tasks(self, start: Position, end: Position) -> list[Delivery]:
         """Divide the events between two positions among tasks, by series."""
-        snapshot, head = self._read_store(end)
+        snapshot = self._read_store(end)
         # The batch may end within the commit after `end.commit`.
         last_commit = end.commit + (end.after is not None)
         data = [
@@ -255,13 +269,13 @@ class Subscription:
             return []
         choice, rows = self._choice, sum(file.rows for file in data)
         if start.initial:
-            names = self._name_initial(start, end, snapshot, head)
+            names = self._name_initial(start, end, snapshot)
             choice = choice if names is None else SeriesChoice(tuple(names))
         else:
             rows = min(rows, end.seen - start.seen)
         if choice.names == ():
             return []
-        samples = sample_series(head, rows, choice.names)
+        samples = sample_series(snapshot.index(), rows, choice.names)
         return [
             Delivery(
                 snapshot.location,
@@ -278,8 +292,8 @@ class Subscription:
             for key_range in split_keys(samples, MAX_ROWS_PER_TASK, whole_series=True)
         ]
 
-    def _read_store(self, position: Position | None = None) -> tuple[Snapshot, SeriesIndex]:
-        """Return the store as it is now, after checking that it has all before `position`.
+    def _read_store(self, position: Position | None = None) -> Snapshot:
+        """Return the store as it is now; check that it has everything up to `position`.
 
         Without new commits this only lists the log.
         """
@@ -293,7 +307,7 @@ class Subscription:
             snapshot = self._store.snapshot()
             self._check(snapshot)
             self._last_snapshot = state, snapshot
-        return self._last_snapshot[1], self._last_snapshot[1].index()
+        return self._last_snapshot[1]
 
     def _check_store(self, position: Position) -> None:
         words = self._wording
@@ -301,19 +315,19 @@ class Subscription:
             raise UnusableStore(
                 f"{words.position} is of another store than the one now at '{self._store.root}'",
                 "the store that was subscribed to",
-                f"correct the path, or {words.other}",
+                f"correct the path, or {words.start_over}",
             )
         if position.commit_id is None:
             return
         change = describe_change(self._store, position.commit_id)
         if change is not None and not is_given_up(self._store.location, position.commit_id):
             raise HistoryChanged(
-                f"the store '{self._store.root}' {change}, and {words.reader} has seen "
+                f"the store '{self._store.root}' {change}, and {words.keeper} has seen "
                 f"{position.commit_id} there: an older state of the store was put back, or another "
                 "copy of it",
                 "the store as it was read, or a later state of that",
-                f"put that state of the store back; or {words.way_back}; or {words.anew}. "
-                "Nothing was delivered since",
+                f"put that state of the store back; or {words.restore}; or "
+                f"{words.start_over_in_full}. Nothing was delivered since",
             )
 
     def _read_commits(
@@ -336,47 +350,47 @@ class Subscription:
         rows = read_rows(self._store.location, data, BASE_SCHEMA, columns, row_filter, expression)
         return keep_chosen(rows, choice)
 
-    def _read_due(self, snapshot: Snapshot, start: Position, due: tuple[int, int]) -> pa.Table:
+    def _read_new(self, snapshot: Snapshot, start: Position, commit: int) -> pa.Table:
+        """Read the events after `start` up to `commit`, for counting."""
         columns = ("commit",) if start.after is None else ("commit", "series", "sequence")
-        return self._read_commits(snapshot, columns, due, filter_after(start))
+        commits = start.commit + 1, commit
+        return self._read_commits(snapshot, columns, commits, filter_after(start))
 
-    def _find_key(self, snapshot: Snapshot, commit: int, key: Key | None, number: int) -> Key:
-        expression = None if key is None else KeyRange((key[0], key[1] + 1)).expression()
+    def _find_key(self, snapshot: Snapshot, commit: int, after: Key | None, number: int) -> Key:
+        """Return the key of the event `number`, from 1, of `commit` after the key `after`."""
+        expression = None if after is None else KeyRange((after[0], after[1] + 1)).expression()
         rows = self._read_commits(snapshot, ("series", "sequence"), (commit, commit), expression)
         names, codes = encode_runs(rows["series"])
         sequence = to_int64(rows["sequence"])
         row = int(sort_keys(codes, sequence)[number - 1])
         return names[int(codes[row])].as_py(), int(sequence[row])
 
-    def _count_initial(
-        self, start: Position, snapshot: Snapshot, head: SeriesIndex
-    ) -> tuple[list[str], Int64Array]:
+    def _count_initial(self, start: Position, snapshot: Snapshot) -> tuple[list[str], Int64Array]:
         """Count the initial events of each series; count again when some may have been removed."""
-        changes = snapshot.metadata.retained_since, snapshot.metadata.erasure
-        now = start.began, self._store.horizon(), *changes
-        if self._initial_counts is None or self._initial_counts[0] != now:
-            retained = parse_range(start.retained)
-            before = SeriesIndex() if _began_without_floors(start, snapshot) else head
-            names: list[str] = []
-            counts: list[Int64Array] = []
-            data = [file for file in snapshot.files if file.first_commit <= start.began]
-            requested = self._name_chosen(head)
-            if requested == []:
-                data, requested = [], None
-            samples = sample_series(head, sum(file.rows for file in data), requested)
-            for key_range in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
-                row_filter = RowFilter(requested, key_range, commits=(MIN_NUMBER, start.began))
-                keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
-                chosen = select_initial_events(keys, retained, before, self._initial)
-                counted = count_initial_events(keys, chosen)
-                names += counted[0]
-                counts.append(counted[1])
-            self._initial_counts = now, names, np.concatenate(counts)
-        return self._initial_counts[1], self._initial_counts[2]
+        removals = snapshot.metadata.retained_since, snapshot.metadata.erasure
+        state = start.began, self._store.horizon(), *removals
+        if self._initial_counts is not None and self._initial_counts[0] == state:
+            return self._initial_counts[1], self._initial_counts[2]
+        retained = parse_range(start.retained)
+        floors = SeriesIndex() if _began_without_floors(start, snapshot) else snapshot.index()
+        names: list[str] = []
+        counts: list[Int64Array] = []
+        data = [file for file in snapshot.files if file.first_commit <= start.began]
+        chosen_names = self._name_chosen(snapshot)
+        if chosen_names == []:
+            data, chosen_names = [], None
+        samples = sample_series(snapshot.index(), sum(file.rows for file in data), chosen_names)
+        for key_range in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
+            row_filter = RowFilter(chosen_names, key_range, commits=(MIN_NUMBER, start.began))
+            keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
+            is_initial = select_initial_events(keys, retained, floors, self._initial)
+            range_names, range_counts = count_initial_events(keys, is_initial)
+            names += range_names
+            counts.append(range_counts)
+        self._initial_counts = state, names, np.concatenate(counts)
+        return names, self._initial_counts[2]
 
-    def _count_delivered(
-        self, start: Position, after: Key, snapshot: Snapshot, head: SeriesIndex
-    ) -> int:
+    def _count_delivered(self, start: Position, after: Key, snapshot: Snapshot) -> int:
         """Count the initial events up to `after` in its series that are still stored."""
         data = [
             file
@@ -385,45 +399,40 @@ class Subscription:
         ]
         row_filter = RowFilter([after[0]], commits=(MIN_NUMBER, start.began))
         keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
-        before = SeriesIndex() if _began_without_floors(start, snapshot) else head
-        chosen = select_initial_events(keys, parse_range(start.retained), before, self._initial)
-        return int((chosen & flag_delivered(keys, after)).sum())
+        floors = SeriesIndex() if _began_without_floors(start, snapshot) else snapshot.index()
+        is_initial = select_initial_events(keys, parse_range(start.retained), floors, self._initial)
+        return int((is_initial & flag_delivered(keys, after)).sum())
 
-    def _name_initial(
-        self, start: Position, end: Position, snapshot: Snapshot, head: SeriesIndex
-    ) -> list[str] | None:
+    def _name_initial(self, start: Position, end: Position, snapshot: Snapshot) -> list[str] | None:
         """Return the series with initial events between two positions; None if all are chosen."""
         if self._choice.is_all:
             return None
-        names, _ = self._count_initial(start, snapshot, head)
-        begin = 0 if start.upto is None else bisect.bisect_right(names, start.upto)
-        end_position = bisect.bisect_right(names, end.upto) if end.upto is not None else len(names)
-        return names[begin:end_position]
+        names, _ = self._count_initial(start, snapshot)
+        first = 0 if start.upto is None else bisect.bisect_right(names, start.upto)
+        stop = len(names) if end.upto is None else bisect.bisect_right(names, end.upto)
+        return names[first:stop]
 
-    def _count_missed_starts(self, snapshot: Snapshot, head: SeriesIndex) -> int:
+    def _count_missed_starts(self, snapshot: Snapshot) -> int:
         """Count the events that `startingSequence` asks for but that are gone."""
         starts = self._initial.starts
         if not starts:
             return 0
-        names = list(starts)
-        last_sequences = head.lookup(names)["last_sequence"]
-        requested_count = np.maximum(
-            last_sequences + 1 - np.array([starts[name] for name in names]), 0
-        ).sum()
+        last_sequences = snapshot.index().lookup(list(starts))["last_sequence"]
+        requested = np.maximum(last_sequences + 1 - np.array(list(starts.values())), 0).sum()
         stored = 0
-        for name in names:
+        for name, first in starts.items():
             data = [file for file in snapshot.files if file.first <= name <= file.last]
-            row_filter = RowFilter([name], sequences=(starts[name], MAX_NUMBER))
+            row_filter = RowFilter([name], sequences=(first, MAX_NUMBER))
             stored += read_rows(
                 snapshot.location, data, BASE_SCHEMA, ("sequence",), row_filter
             ).num_rows
-        return int(requested_count - stored)
+        return int(requested - stored)
 
 
 def _began_without_floors(start: Position, snapshot: Snapshot) -> bool:
-    """Return whether all minimums of the head are younger than a subscription.
+    """Return whether a subscription is older than all minimums of the head.
 
-    Otherwise the current minimums apply, and events that a younger one hides are missed.
+    Otherwise the current minimums apply, and events that a newer one hides are missed.
     """
     changed = snapshot.metadata.retained_since != start.retained_since
     return start.retained_since is None and changed

@@ -14,7 +14,7 @@ query is not a directory on the driver's machine, there is no such note, and not
 
 Spark's classic client calls the function for a batch in the query's own thread, which has the id.
 Spark Connect calls it in a process beside the server, in a session without queries. There the query
-gets its own name, by which the session that started it finds it.
+gets a name of its own, so that the session that started it can find it.
 """
 
 import contextlib
@@ -88,8 +88,8 @@ _UNRELATED: Final = frozenset(
 _IDLE: Final = {"idleTimeout"}
 
 _noted: dict[tuple[str, str], int] = {}
-"""The number of noted batches of each query of this process. Spark may run the first batch of an
-earlier run again, with the options of that run; from the second on, the options are of this run."""
+"""The number of noted batches of each query of this process. Spark may first repeat a batch of an
+earlier run, with the options of that run; the second batch has the options of this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +243,8 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
         _refuse_policy(store, stream)
         if not theirs:
             continue
-        # Compare with the most similar stream.
-        alike = min(theirs, key=lambda candidate: len(_list_differences(stream, candidate)))
-        differences = _list_differences(stream, alike)
+        closest = min(theirs, key=lambda candidate: len(_list_differences(stream, candidate)))
+        differences = _list_differences(stream, closest)
         if differences:
             raise UpdateFailed(
                 f"{differences[0]}, so a row may be late in one of the two and in time in the "
@@ -255,21 +254,21 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
                 "if one query judges for both, let it write its late rows to a topic, and read "
                 "that without options of CTIs. Nothing is stored",
             )
-        if alike.policy not in POLICIES or POLICIES[alike.policy].moves:
+        if closest.policy not in POLICIES or POLICIES[closest.policy].moves:
             raise UpdateFailed(
                 f"the query that wrote the windows of '{store.root}' has 'violationPolicy' = "
-                f"'{alike.policy}', which moves late rows into later windows, where they are "
+                f"'{closest.policy}', which moves late rows into later windows, where they are "
                 "counted",
                 f"windows of a query with 'violationPolicy' = '{KEEP_ALL}'",
                 "write the windows to a new store with that policy. Nothing is stored",
             )
-        for name, start, start_of_windows in _list_starts(stream, alike):
-            if start > start_of_windows:
+        for name, our_start, their_start in _list_starts(stream, closest):
+            if our_start > their_start:
                 _LOG.warning(
                     "the query that wrote the windows of '%s' began at offset %d of '%s', and this "
                     "one at %d: late rows between are not corrected, and some after that may be "
                     "taken for rows in time",
-                    store.root, start_of_windows, name, start,
+                    store.root, their_start, name, our_start,
                 )  # fmt: skip
 
 
@@ -286,7 +285,7 @@ def _refuse_policy(store: Store, stream: RecordStream) -> None:
         raise UpdateFailed(
             "the stream of late rows has option 'ctiImport', whose CTIs depend on when a query "
             "runs, so that a row may be late in one query and in time in the other",
-            "CTIs that come from the records alone",
+            "CTIs that come only from the records",
             "let one query judge for both and write rows and CTIs to a second topic. Nothing is "
             "stored",
         )
@@ -296,7 +295,8 @@ def _list_differences(mine: RecordStream, theirs: RecordStream) -> list[str]:
     differences = []
     if mine.topics != theirs.topics:
         differences.append(
-            f"the late rows are of {_name(mine.topics)}, and the windows of {_name(theirs.topics)}"
+            f"the late rows are of {_name_topics(mine.topics)}, and the windows of "
+            f"{_name_topics(theirs.topics)}"
         )
     for name in sorted((mine.settings.keys() | theirs.settings.keys()) - _UNRELATED):
         our_text, their_text = mine.settings.get(name), theirs.settings.get(name)
@@ -316,18 +316,18 @@ def _list_differences(mine: RecordStream, theirs: RecordStream) -> list[str]:
 
 def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, int, int]]:
     """Return the partitions with two known starts, and both starts."""
-    pairs = [
-        (name, mine.starts.get(name), start_there)
-        for name, start_there in sorted(theirs.starts.items())
+    starts = [
+        (name, mine.starts.get(name), their_start)
+        for name, their_start in sorted(theirs.starts.items())
     ]
     return [
-        (name, start, start_there)
-        for name, start, start_there in pairs
-        if start is not None and start_there is not None
+        (name, our_start, their_start)
+        for name, our_start, their_start in starts
+        if our_start is not None and their_start is not None
     ]
 
 
-def _name(topics: Iterable[str]) -> str:
+def _name_topics(topics: Iterable[str]) -> str:
     return ", ".join(f"topic '{topic}'" for topic in sorted(topics)) or "no topic"
 
 
@@ -338,22 +338,24 @@ def refuse_other_windows(stored: pa.Table, start: str, *, window_us: int, offset
     starts = stored[start].cast(pa.int64()).to_numpy()
     distances = np.unique(stored["timestamp"].cast(pa.int64()).to_numpy() - starts)
     if len(distances) == 1 and distances[0] != offset_us:
-        raise _refuse(
+        raise _window_error(
             stored, start, 0,
             f"has its timestamp {format_duration(int(distances[0]))} after its start, and with "
             f"window and timestamp as given it would be {format_duration(offset_us)}",
             "timestamp='start' or 'end' and the window's length as the query that wrote them has",
         )  # fmt: skip
-    off = np.flatnonzero(starts % window_us)
-    if len(off):
-        raise _refuse(
-            stored, start, int(off[0]),
+    misplaced = np.flatnonzero(starts % window_us)
+    if len(misplaced):
+        raise _window_error(
+            stored, start, int(misplaced[0]),
             f"is not where a window of {format_duration(window_us)} begins",
             "the length of the windows in the store",
         )  # fmt: skip
 
 
-def _refuse(stored: pa.Table, start: str, row: int, problem: str, accepts: str) -> UpdateFailed:
+def _window_error(
+    stored: pa.Table, start: str, row: int, problem: str, accepts: str
+) -> UpdateFailed:
     window_start = format_instant(int(pc.cast(stored[start][row], pa.int64()).as_py()))
     return UpdateFailed(
         f"the window of series '{stored['series'][row]}' at {window_start} {problem}",
@@ -432,7 +434,7 @@ class QueryIdentity:
 _FILE_PATH: Final = Path("sinks", "tseries.json")
 _DRAFT: Final = re.compile(r"tseries\.json\.[0-9a-f]{8}")
 _DRAFT_LIFE_S: Final = 60
-"""A draft of the record that is older than this is of a killed process."""
+"""A killed process left a draft of the record that is older than this."""
 _FORMAT_VERSION: Final = 1
 MAX_BATCHES: Final = 100
 """Record the commits of this many batches, as many as Spark keeps in a checkpoint."""
@@ -451,6 +453,10 @@ class CheckpointStore:
     id: str
     location: str
     batches: tuple[tuple[int, CommitId], ...] = ()
+
+    def batches_before(self, batch: int) -> list[tuple[int, CommitId]]:
+        """Return the recorded batches before `batch`."""
+        return [recorded for recorded in self.batches if recorded[0] < batch]
 
     def __str__(self) -> str:
         """Name the store as a message does."""
@@ -472,14 +478,16 @@ def find_checkpoint(options: Mapping[str, str]) -> Path | None:
 
 def check_before_batch(checkpoint: Path | None, location: Location) -> None:
     """Refuse a batch if its query has written to another store than the one at `location`."""
-    before = None if checkpoint is None else _read_remembered(checkpoint)
-    if before is None:
+    recorded = None if checkpoint is None else _read_record(checkpoint)
+    if recorded is None:
         return
     store = Store.find(location)
     if store is None:
-        raise _mismatch_error(f"to the store {before}", f"there is no store at '{location.root}'")
-    if store.id != before.id:
-        raise _mismatch_error(f"to the store {before}", f"{_describe_store(store)} is another one")
+        raise _mismatch_error(f"to the store {recorded}", f"there is no store at '{location.root}'")
+    if store.id != recorded.id:
+        raise _mismatch_error(
+            f"to the store {recorded}", f"{_describe_store(store)} is another one"
+        )
 
 
 def check_in_commit(
@@ -492,16 +500,16 @@ def check_in_commit(
 ) -> None:
     """Check, before anything of a batch is stored, that the store is the query's own."""
     name, batch = token
-    before = None if checkpoint is None else _read_remembered(checkpoint)
-    if checkpoint is not None and before is not None:
-        _check_history(before, store, token)
-        earlier = [stored_batch for stored_batch in before.batches if stored_batch[0] < batch]
-        if len(earlier) < len(before.batches) and not store.has_token(token):
-            # The record of this and later batches is of a state that was replaced. Remove it now,
-            # because writing the record of this batch may fail.
-            _write_record(checkpoint, store, earlier)
+    recorded = None if checkpoint is None else _read_record(checkpoint)
+    if checkpoint is not None and recorded is not None:
+        _check_history(recorded, store, token)
+        earlier_batches = recorded.batches_before(batch)
+        if len(earlier_batches) < len(recorded.batches) and not store.has_token(token):
+            # The record describes this and later batches in a state that was replaced. Remove
+            # these now, because writing the record of this batch may fail.
+            _write_record(checkpoint, store, earlier_batches)
     if store.transaction(name) is None:
-        if before is None and batch > 0:
+        if recorded is None and batch > 0:
             batches = "a batch" if batch == 1 else f"{batch} batches"
             raise _mismatch_error(
                 f"{batches} elsewhere", f"{_describe_store(store)} has nothing of it"
@@ -512,21 +520,21 @@ def check_in_commit(
                 log.add(NewEntry((), {name: -1}), synced=synced)
 
 
-def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:
+def _check_history(recorded: CheckpointStore, store: Store, token: tuple[str, int]) -> None:
     """Refuse a store that lacks batches which the query has stored in it."""
     name, batch = token
     # Ignore the records of later batches: the checkpoint was set back, perhaps by hand.
-    earlier = [stored_batch for stored_batch in before.batches if stored_batch[0] < batch]
-    if not earlier:
+    earlier_batches = recorded.batches_before(batch)
+    if not earlier_batches:
         return
-    number, commit = earlier[-1]
+    number, commit = earlier_batches[-1]
     change = describe_change(store, commit)
     last_batch = store.transaction(name)
     has_batch = last_batch is not None and last_batch >= number
     if change is None and has_batch:
         return
     if has_batch and is_given_up(store.location, commit):
-        return  # The batch is in the store; a repair has given up commits of others after it.
+        return  # The batch is in the store; a repair has given up later commits of others.
     raise _changed_error(store, number, commit, change, last_batch)
 
 
@@ -561,9 +569,8 @@ def remember_commit(
     """
     if checkpoint is None:
         return
-    before, commit = _read_remembered(checkpoint), commit or last_commit_id(store)
-    earlier = () if before is None else before.batches
-    batches = [(number, commit_id) for number, commit_id in earlier if number < batch]
+    recorded, commit = _read_record(checkpoint), commit or last_commit_id(store)
+    batches = [] if recorded is None else recorded.batches_before(batch)
     batches += [] if commit is None else [(batch, commit)]
     if commit is not None:
         # Another query's commits would otherwise make the next batch search the log for this one.
@@ -571,7 +578,7 @@ def remember_commit(
     try:
         _write_record(checkpoint, store, batches[-MAX_BATCHES:])
     except (FileExistsError, NotADirectoryError, PermissionError):
-        return  # In this checkpoint there can be no record; the store has its marks of queries.
+        return  # This checkpoint can have no record; the store still has its marks of queries.
     except OSError as error:
         # The checkpoint is on a disk of this machine, whatever the store is on.
         raise name_failure(None, error) or error from error
@@ -579,7 +586,7 @@ def remember_commit(
 
 def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, CommitId]]) -> None:
     path = checkpoint / _FILE_PATH
-    text = {
+    record = {
         "batches": [[number, *commit_id.to_json()] for number, commit_id in batches],
         "id": store.id,
         "location": store.root,
@@ -589,13 +596,13 @@ def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, C
     # Two instances of the query may be at work.
     draft = Path(f"{path}.{secrets.token_hex(4)}")
     try:
-        draft.write_text(json.dumps(text), encoding="utf-8")
+        draft.write_text(json.dumps(record), encoding="utf-8")
         sync([str(draft)])  # Otherwise a power loss may leave an empty record.
         draft.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        # The error of a write has no name, and others may name the draft.
+        # A write's error names no file, and others may name the draft.
         error.filename = str(path)
         raise
     _remove_dead_drafts(path)
@@ -623,7 +630,7 @@ def _describe_store(store: Store) -> str:
     return str(CheckpointStore(store.id, store.root))
 
 
-def _read_remembered(checkpoint: Path) -> CheckpointStore | None:
+def _read_record(checkpoint: Path) -> CheckpointStore | None:
     """Return the store recorded in the checkpoint; None if there is no readable record."""
     try:
         record = json.loads((checkpoint / _FILE_PATH).read_text(encoding="utf-8"))

@@ -93,20 +93,20 @@ class StagedTask(WriterCommitMessage):
 
 _LOG: Final = logging.getLogger(__name__)
 
-_told: Final[dict[tuple[str, str], object]] = {}
-"""The warnings that this process has given, by the query and what each was about."""
+_warned: Final[dict[tuple[str, str], object]] = {}
+"""The warnings of this process, by query and subject."""
 
 _NEW_QUERY_ADVICE: Final = (
     "this query has stored nothing here before, so it is a new one, as with a new or deleted "
     "checkpoint, and writes all of its input again: bring its checkpoint back if it had one; else "
-    "write to a new path, or let the source start behind what is stored (startingOffsets, "
+    "write to a new path, or let the source start after what is stored (startingOffsets, "
     "startingTimestamp); outOfOrder 'adjust' would store everything twice, and 'drop' leave out "
     "what comes before the newest event. Nothing of the batch is stored"
 )
 
 
 def _stage(
-    target: WriteTarget, batches: Iterator[pa.RecordBatch], *, may_come_again: bool
+    target: WriteTarget, batches: Iterator[pa.RecordBatch], *, can_repeat: bool
 ) -> StagedTask:
     task = TaskContext.get()
     assert task is not None
@@ -122,7 +122,7 @@ def _stage(
             if not rows.num_rows:
                 continue
             picked = pick_rows(rows, target.plan)
-            if may_come_again:
+            if can_repeat:
                 # In the query's own types: the store's may be wider when the batch comes again.
                 digest = add_digests(digest, digest_rows(picked))
             yield cast_rows(picked, target.plan)
@@ -143,7 +143,7 @@ def _stage(
         output,
         target.plan.staged,
         max(ctis, default=None),
-        digest if may_come_again else None,
+        digest if can_repeat else None,
     )
 
 
@@ -155,8 +155,8 @@ def _commit(
 ) -> CommitId | None:
     """Append the staged rows in the order of the input; return None if that makes no commit.
 
-    Commit a batch without rows only if its CTI is above the query's last one, or if the query joins
-    the store's writers with it: before its first rows it may still append anything.
+    Commit a batch without rows only if its CTI is above the query's last one, or if the query
+    becomes a writer of the store with it: before its first rows it may still append anything.
     """
     # Imported here because tasks, which unpickle this module's classes, need no Delta.
     from pyspark_tseries.maintain.background import maintain_after_commit
@@ -176,7 +176,7 @@ def _commit(
                 raise
             raise error.with_next_step(_NEW_QUERY_ADVICE) from None
         if commit is not None:
-            _tell_of_future_rows(token, commit.index.metadata)
+            _warn_of_future_rows(token, commit.index.metadata)
         if target.options.auto_compact:
             maintain_after_commit(store)
     _remove_staged(target, tasks)
@@ -189,7 +189,7 @@ def _sum_digests(tasks: Iterable[StagedTask]) -> int | None:
     return add_digests(*digests) if digests else None
 
 
-def _tell_of_future_rows(token: tuple[str, int] | None, metadata: CommitMetadata) -> None:
+def _warn_of_future_rows(token: tuple[str, int] | None, metadata: CommitMetadata) -> None:
     """Warn, once per query, that its batch has left out rows that were too far ahead."""
     example = metadata.last_future
     if example is not None and example["commit"] == metadata.commit:
@@ -198,7 +198,7 @@ def _tell_of_future_rows(token: tuple[str, int] | None, metadata: CommitMetadata
             "maxFuture allows (futurePolicy is 'drop'), for example series '%s' at %s; describe "
             "counts them as 'future'; next step: correct the clock that the timestamps are of"
         )
-        _tell_once(name_writer(token), "future", text, example["series"], example["timestamp"])
+        _warn_once(name_writer(token), "future", text, example["series"], example["timestamp"])
 
 
 def _refresh_in_background(store: "Store") -> None:
@@ -208,7 +208,7 @@ def _refresh_in_background(store: "Store") -> None:
 
 
 def refresh_quietly(store: "Store") -> None:
-    """Refresh `store` and ignore errors: the next batch also refreshes it, and reports them."""
+    """Refresh `store`; ignore errors, which the next batch meets again and reports."""
     with contextlib.suppress(Exception):
         store.refresh()
 
@@ -241,11 +241,11 @@ def _build_batch(
     """Return the staged rows, in the order of the input, as one batch."""
     options = target.options
     outputs = [task.output for task in sorted(tasks, key=lambda task: task.partition)]
-    few = [output.inline for output in outputs if output.inline is not None]
+    inline = [output.inline for output in outputs if output.inline is not None]
     size = sum(output.size for output in outputs)
-    in_memory = len(few) == len(outputs) and size <= target.limits.memory
+    in_memory = len(inline) == len(outputs) and size <= target.limits.memory
     return Batch(
-        read_staged(target.location, few) if in_memory else tasks[0].schema.empty_table(),
+        read_staged(target.location, inline) if in_memory else tasks[0].schema.empty_table(),
         options.out_of_order,
         target.author,
         token,
@@ -270,15 +270,15 @@ def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Staged
     return [message for message in messages if isinstance(message, StagedTask)]
 
 
-def _tell_once(query_id: str, about: str, text: str, *more: object) -> None:
-    """Log `text` with a query's id and `more`, unless the query was warned `about` the same."""
-    call = object()
-    # One step, so that of two threads one warns; a lock might be held when the process forks.
-    if _told.setdefault((query_id, about), call) is call:
-        _LOG.warning(text, query_id, *more)
+def _warn_once(query_id: str, subject: str, text: str, *arguments: object) -> None:
+    """Log `text` with a query's id and `arguments`, once for each query and `subject`."""
+    this_call = object()
+    # One step, so that one of two threads warns; a lock might be held when the process forks.
+    if _warned.setdefault((query_id, subject), this_call) is this_call:
+        _LOG.warning(text, query_id, *arguments)
 
 
-def _query_id(tasks: list[StagedTask]) -> str:
+def _require_query_id(tasks: list[StagedTask]) -> str:
     query_id = tasks[0].query_id
     if not query_id:
         # Without it, batches of different queries could be mistaken for each other.
@@ -303,7 +303,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
         is_named = self.target.options.txn_app_id is not None
-        return _stage(self.target, iterator, may_come_again=is_named)
+        return _stage(self.target, iterator, can_repeat=is_named)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append the rows of all tasks."""
@@ -333,14 +333,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
-        return _stage(self.target, iterator, may_come_again=True)
+        return _stage(self.target, iterator, can_repeat=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Append the rows of all tasks, unless the store has this batch already."""
         tasks = _staged_tasks(messages)
         if not tasks:
             return
-        token = f"{QUERY_PREFIX}{_query_id(tasks)}", batchId
+        token = f"{QUERY_PREFIX}{_require_query_id(tasks)}", batchId
         is_empty = not any(task.output.rows for task in tasks)
         cti_us = self._find_cti(tasks, batchId)
         # Imported here because tasks, which unpickle this module's classes, need no Delta.
@@ -353,15 +353,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return _remove_staged(self.target, tasks)
         synced = target.options.synced
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
-        self._note(_query_id(tasks), batchId)
+        self._note_query(_require_query_id(tasks), batchId)
         commit = _commit(target, tasks, token, cti_us)
         if commit is not None or store.has_token(token):
             # Only now: after a failed first batch the query may be given another store.
             remember_commit(target.checkpoint, store, batchId, commit)
         _refresh_in_background(store)
 
-    def _note(self, query_id: str, batch: int) -> None:
-        """Note in the store what `correct_late` has to know of the query."""
+    def _note_query(self, query_id: str, batch: int) -> None:
+        """Note in the store what `correct_late` needs to know about the query."""
         from pyspark_tseries.spark.query_checks import note_writer
 
         target = self.target
@@ -377,10 +377,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         elif delay_us is None:
             return None
         elif target.checkpoint is None:
-            self._tell_unreadable(_query_id(tasks))
+            self._warn_of_unreadable_checkpoint(_require_query_id(tasks))
             return None
         else:
-            cti_us = self._read_watermark(target.checkpoint, batch, _query_id(tasks))
+            cti_us = self._read_watermark(target.checkpoint, batch, _require_query_id(tasks))
         if cti_us is None or cti_us >= FINAL_US:
             return cti_us
         return max(cti_us - (delay_us or 0), MIN_US)
@@ -390,7 +390,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         try:
             return read_entry(checkpoint, batch).watermark_us
         except (OSError, ValueError) as error:
-            _tell_once(
+            _warn_once(
                 query_id,
                 "entry",
                 "query %s: batch %d is stored in '%s' without a CTI, because its watermark "
@@ -404,8 +404,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
             return None
 
-    def _tell_unreadable(self, query_id: str) -> None:
-        _tell_once(
+    def _warn_of_unreadable_checkpoint(self, query_id: str) -> None:
+        _warn_once(
             query_id,
             "checkpoint",
             "query %s: 'ctiDelay' has no effect, and the store '%s' gets no CTI of this query, "

@@ -32,7 +32,7 @@ from pyspark_tseries.model.series_index import (
 from pyspark_tseries.storage.location import Location
 
 LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
-"""Of Arrow streams in heads and of staged rows."""
+"""The options of the Arrow streams in heads and staged rows."""
 
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 SMALL_FILE_ROWS: Final = 64
@@ -205,17 +205,18 @@ def _collect_changes(
     while head_id is not None and head_id != earlier_id:
         changes.append(_read_head(location, head_path(location, head_id)))
         metadata = read_metadata(changes[-1].schema)
-        head_id = metadata.parent if metadata.depth else None
-        earlier_id = earlier_id if metadata.depth else None
-        earlier = earlier if metadata.depth else SeriesIndex()
+        if not metadata.depth:
+            # This head has the whole index.
+            return SeriesIndex(), changes[::-1]
+        head_id = metadata.parent
     return earlier if head_id == earlier_id else SeriesIndex(), changes[::-1]
 
 
 class LastIndex:
     """The most recently loaded series index of a store; a later one adds only changes to it.
 
-    A process that seldom looks up series, and few of them, need not load the index of all: its
-    first `MAX_PARTIAL_LOADS` look-ups read the head files each time.
+    The first `MAX_PARTIAL_LOADS` look-ups of a process read the head files each time, so that a
+    process that looks up few series need not load the index of all.
 
     Args:
         location: the location of the store.
@@ -236,7 +237,7 @@ class LastIndex:
 
     @property
     def last(self) -> tuple[int | None, SeriesIndex]:
-        """The id and the index of a head; read one by one, they may be of two heads."""
+        """The id and the index of one head; two separate reads may return those of two heads."""
         return self._last
 
     @property

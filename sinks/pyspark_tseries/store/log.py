@@ -112,9 +112,9 @@ _delta_process: int | None = None
 def _require_delta(location: Location) -> None:
     """Raise UnusableStore in a process that is forked from one that has used Delta."""
     global _delta_process
-    me = os.getpid()
-    _delta_process = _delta_process or me
-    if _delta_process != me:
+    pid = os.getpid()
+    _delta_process = _delta_process or pid
+    if _delta_process != pid:
         raise forked_error(location.root)
 
 
@@ -122,7 +122,7 @@ def forked_error(root: str) -> UnusableStore:
     """Return the error of a process whose parent has used stores."""
     return UnusableStore(
         f"the store '{root}' cannot be used in this process, which was forked from one that has "
-        "used a store: what delta-rs began there goes on in the other process alone",
+        "used a store: the threads that delta-rs started there run only in that process",
         "a process of its own",
         "start it with multiprocessing.get_context('spawn'), or fork before the first store is "
         "opened",
@@ -139,10 +139,10 @@ def load_table(location: Location) -> DeltaTable:
     except (DeltaError, ValueError):
         # Delta fails if `_last_checkpoint` names a missing checkpoint. It succeeds if it first
         # opens an older version, and then updates.
-        before = _missing_checkpoint(location) - 1
-        if before < 0:
+        earlier = _missing_checkpoint(location) - 1
+        if earlier < 0:
             raise
-        table = DeltaTable(location.uri, before, storage_options=location.storage_options)
+        table = DeltaTable(location.uri, earlier, storage_options=location.storage_options)
         table.update_incremental()
         return table
 
@@ -202,9 +202,9 @@ def create_table(location: Location, schema: pa.Schema, properties: dict[str, st
     """
     _require_delta(location)
     try:
-        stray = _find_data_file(location)
-        if stray is not None and open_table(location) is None:
-            raise _occupied_error(location, stray)
+        data_file = _find_data_file(location)
+        if data_file is not None and open_table(location) is None:
+            raise _occupied_error(location, data_file)
         if location.is_local:
             _create_local(location, schema, properties)
         else:
@@ -265,9 +265,9 @@ def _find_data_file(location: Location) -> str | None:
     """
     folders = [*_EVENT_DIRECTORIES, ""]
     for folder in folders:  # The loop appends the folders that it finds.
-        full = location.file(folder) if folder else location.file()
+        directory = location.file(folder) if folder else location.file()
         try:
-            files, names = list(location.list_files(full)), location.list_folders(full)
+            files, names = list(location.list_files(directory)), location.list_folders(directory)
         except PermissionError:
             if folder in ("", *_EVENT_DIRECTORIES):
                 raise
@@ -276,22 +276,22 @@ def _find_data_file(location: Location) -> str | None:
             name = os.path.basename(path)
             if _DATA_FILE.fullmatch(name):
                 return os.path.join(folder, name)
-        inner = [os.path.join(folder, name) for name in names]
-        folders += (path for path in inner if not os.path.basename(path).startswith(("_", ".")))
+        visible = (name for name in names if not os.path.basename(name).startswith(("_", ".")))
+        folders += (os.path.join(folder, name) for name in visible)
         del folders[MAX_FOLDERS_SEARCHED:]
     return None
 
 
-def _occupied_error(location: Location, stray: str) -> UnusableStore:
-    if EVENT_FILE_PATH.fullmatch(stray):
+def _occupied_error(location: Location, data_file: str) -> UnusableStore:
+    if EVENT_FILE_PATH.fullmatch(data_file):
         return UnusableStore(
-            f"'{location.root}' has events of a store, such as '{stray}', but no log that names "
-            "them: a new store there would not have them",
+            f"'{location.root}' has events of a store, such as '{data_file}', but no log that "
+            "names them: a new store there would not have them",
             "a directory without files of data, or a store with its '_delta_log'",
             "put '_delta_log' back from a copy of that store, or choose another path",
         )
     return UnusableStore(
-        f"'{location.root}' has files of data that are not of a store, such as '{stray}'",
+        f"'{location.root}' has files of data that are not of a store, such as '{data_file}'",
         "a directory without files of data",
         "create the store at another path, or move those files away",
     )
@@ -311,9 +311,9 @@ def _create(
 
 
 def _create_local(location: Location, schema: pa.Schema, properties: dict[str, str]) -> None:
-    with tempfile.TemporaryDirectory() as elsewhere:
-        _create(pathlib.Path(elsewhere).as_uri(), schema, properties, None)
-        with open(os.path.join(elsewhere, "_delta_log", f"{0:020d}.json"), "rb") as file:
+    with tempfile.TemporaryDirectory() as draft:
+        _create(pathlib.Path(draft).as_uri(), schema, properties, None)
+        with open(os.path.join(draft, "_delta_log", f"{0:020d}.json"), "rb") as file:
             entry = adopt_entry(file.read(), -1, f"{location.uri}/")
     make_directories(location.file("_delta_log"))
     write_entry(location, 0, entry, [], synced=True, synced_directories=set())
@@ -349,9 +349,8 @@ def write_entry(
         if synced:
             directories = {*list_directories(location.root, [*files, os.path.join(log, "")])}
             new = directories - synced_directories
-            above = (os.path.dirname(path) for path in new if path != location.root)
-            names = [*map(os.path.dirname, files), *new, *above]
-            sync([draft, *files, *names])
+            parents = (os.path.dirname(path) for path in new if path != location.root)
+            sync([draft, *files, *map(os.path.dirname, files), *new, *parents])
             synced_directories |= directories
         move_exclusively(draft, entry_path(location, version))
         if synced:
@@ -360,15 +359,18 @@ def write_entry(
         location.discard([draft])
 
 
-def unreachable_error(location: Location, done: str, error: Exception) -> UnusableStore:
-    """Return an error without the secrets that `error`, the storage's answer, may contain."""
+def unreachable_error(location: Location, action: str, error: Exception) -> UnusableStore:
+    """Return an error without the secrets that `error`, the storage's answer, may contain.
+
+    `action` says what cannot be done to the store, such as "opened".
+    """
     reason = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
     accepted, options = "a directory that can be written", ""
     if not location.is_local:
         accepted = "a prefix in a bucket that exists, and credentials that may read and write it"
         options = " and storageOptions (storage_options=, --storage-option)"
     return UnusableStore(
-        f"'{location.root}' cannot be {done} as a store: {reason[:500]}",
+        f"'{location.root}' cannot be {action} as a store: {reason[:500]}",
         accepted,
         f"check the path{options}",
     )
@@ -397,7 +399,7 @@ class Log:
         self.table_id = str(table.metadata().id)
         """The id of the table; no other store has it."""
         self._version = int(table.version())
-        self._trusting = skip_checks
+        self._skips_checks = skip_checks
         # The newest entries without other tools' changes, synced, and with verified checksums.
         self._checked = self._synced = self._verified = -1
         self._directories: set[str] = set()
@@ -411,7 +413,7 @@ class Log:
         self._is_writable = False
         self._last_checkpoint: int | None = None  # The newest one that this object knows of.
         self.proven: dict[int, int] = {}
-        """The ids of commits in this log, by number; another one if the log is replaced."""
+        """The ids of commits in this log, by number; a new dictionary if the log is replaced."""
         self._identity = self._entry_identity(self._version)
         if not skip_checks:
             self._check_undamaged()
@@ -441,9 +443,9 @@ class Log:
         """Bring the log up to date; return False if the table was removed or replaced.
 
         Args:
-            whole: False if the caller needs only the version and transactions it has requested
-                before. Then the log reads new entries, but updates the table only when it is
-                requested: listing its files takes longer than a small commit.
+            whole: False if the caller needs only the version and transactions that it requested
+                earlier. Then the log reads new entries, but updates the table only on request:
+                listing its files takes longer than a small commit.
 
         Raises:
             UnusableStore: another tool has changed rows; see `check_entries`.
@@ -452,7 +454,7 @@ class Log:
 
     def _read_new_entries(self) -> bool:
         """Read new entries; return False if one has more than files and transactions."""
-        if not self.location.is_local or self._trusting:
+        if not self.location.is_local or self._skips_checks:
             return False
         if not self._version == self._checked == self._transactions_version:
             return False
@@ -486,17 +488,17 @@ class Log:
             self._checked = self._synced = self._verified = self._transactions_version = -1
             self._own_entry = self._last_checkpoint = None
             self._forget_table()
-            self.proven = {}  # A search of the log that is gone keeps the other dictionary.
+            self.proven = {}  # A running search of the old log keeps the old dictionary.
         if self._version != self._table.version():
             self._version = int(self._table.version())
             self._forget_table()
         self._identity = self._entry_identity(self._version)
-        if not self._trusting:
+        if not self._skips_checks:
             self.check()
         return True
 
     def _forget_table(self) -> None:
-        """Forget what is known of a table that has changed in any way."""
+        """Forget everything about a table that has changed in any way."""
         self._properties = self._columns = None
         self._is_writable = False
         self._files.forget()
@@ -523,8 +525,8 @@ class Log:
         if self.location.is_local:
             check_log_at(self.location, self._version)
             self._verified = self._version
-            index = self.transaction(HEAD_TRANSACTION)
-            path = None if index is None else head_path(self.location, index)
+            head_id = self.transaction(HEAD_TRANSACTION)
+            path = None if head_id is None else head_path(self.location, head_id)
             check_undamaged(self.location, self.version(), path, self.sizes)
 
     def mark_checked(self) -> None:
@@ -543,7 +545,7 @@ class Log:
         if self._own_entry is not None and self._own_entry[0] == newest == self._checked + 1:
             self._remember_transactions(newest, self._own_entry[1].transactions)
         else:
-            self._verify()
+            self._verify_checksums()
             entries = check_entries(self.location, newest, self._checked)
             if any(entry.own is None and entry.changes_table for entry in entries):
                 _check_table(self.table, self.location)
@@ -551,7 +553,7 @@ class Log:
                 self._remember_transactions(newest, entries[-1].transactions)
         self._checked = newest
 
-    def _verify(self) -> None:
+    def _verify_checksums(self) -> None:
         """Check the checksums of the entries that Delta has read since the last check."""
         if self.location.is_local and self._verified < self._version:
             if self._verified < 0:
@@ -585,8 +587,8 @@ class Log:
 
     def has_token(self, token: tuple[str, int] | None) -> bool:
         """Return whether the log has the transaction of `token`, with this or a higher version."""
-        done = None if token is None else self.transaction(token[0])
-        return token is not None and done is not None and done >= token[1]
+        last = None if token is None else self.transaction(token[0])
+        return token is not None and last is not None and last >= token[1]
 
     def files(self) -> list[DataFile]:
         """Return the files of the table; this may bring the log up to date."""
@@ -627,12 +629,12 @@ class Log:
             DeltaError: a competing commit was first, or the storage failed.
             OSError: the storage failed.
         """
-        before = {name: self.transaction(name) for name in change.transactions}
+        expected = {name: self.transaction(name) for name in change.transactions}
         # The line above may have brought the log up to date, with a head unknown to the caller.
         if after is not None and after != self.version():
             raise CommitFailedError("a competing commit was first")
         if self.location.is_local:
-            self._add_local(change, files, synced, before)
+            self._add_local(change, files, synced, expected)
         else:
             if change.metadata is not None:
                 self._change_columns_remote(change)
@@ -685,7 +687,7 @@ class Log:
         change: NewEntry,
         files: Sequence[str],
         synced: bool,
-        before: Mapping[str, int | None],
+        expected: Mapping[str, int | None],
     ) -> None:
         if not self._is_writable:
             _check_writable(self._table, self.location)
@@ -694,10 +696,10 @@ class Log:
         while True:
             version = self.version()
             if synced:
-                self._sync_before(version)
+                self._sync_up_to(version)
             info = change.info(version, synced=synced)
             entry = format_entry(change, info, time.time_ns() // 1_000_000)
-            if self._try_version(version + 1, entry, files, synced):
+            if self._try_entry(version + 1, entry, files, synced):
                 self._own_entry = version + 1, change
                 break
             # Appends conflict over the head. A commit without a head may try again, unless another
@@ -705,16 +707,13 @@ class Log:
             # columns may not: it would undo what another client has changed there.
             if (
                 change.metadata is not None
-                or any(
-                    self.transaction(name) != transaction_before
-                    for name, transaction_before in before.items()
-                )
+                or any(self.transaction(name) != last for name, last in expected.items())
                 or not (removed_paths <= set(self.paths()))
             ):
                 raise CommitFailedError("a competing commit was first")
-        self._checkpoint(version + 1)
+        self._checkpoint_if_due(version + 1)
 
-    def _try_version(self, version: int, entry: bytes, files: Sequence[str], synced: bool) -> bool:
+    def _try_entry(self, version: int, entry: bytes, files: Sequence[str], synced: bool) -> bool:
         """Make `entry` the next one; if there is one, bring the log up to date and return False."""
         try:
             write_entry(
@@ -737,7 +736,7 @@ class Log:
         setting = self.properties().get("delta.checkpointInterval")
         return DEFAULT_CHECKPOINT_INTERVAL if setting is None else int(setting)
 
-    def _checkpoint(self, version: int) -> None:
+    def _checkpoint_if_due(self, version: int) -> None:
         """Let another thread write a checkpoint if one is due after the entry `version`."""
         interval = self.checkpoint_interval()
         if self._last_checkpoint is None:
@@ -756,13 +755,13 @@ class Log:
         files = pa.table(self.table.get_add_actions())
         return list(zip(*(files[name].to_pylist() for name in ("path", "size_bytes")), strict=True))
 
-    def metadata_with(self, kinds: Mapping[str, pa.DataType]) -> dict[str, Any]:
-        """Return the table's metadata for a `NewEntry`, with other types of the columns `kinds`."""
+    def metadata_with(self, types: Mapping[str, pa.DataType]) -> dict[str, Any]:
+        """Return the table's metadata for a `NewEntry`, with new `types` of some columns."""
         schema = json.loads(self.table.schema().to_json())
-        new = Schema.from_arrow(pa.schema([pa.field(*pair) for pair in kinds.items()]))
-        types = {field["name"]: field["type"] for field in json.loads(new.to_json())["fields"]}
+        new = json.loads(Schema.from_arrow(pa.schema(list(types.items()))).to_json())
+        new_types = {field["name"]: field["type"] for field in new["fields"]}
         for field in schema["fields"]:
-            field["type"] = types.get(field["name"], field["type"])
+            field["type"] = new_types.get(field["name"], field["type"])
         return self._metadata_of(schema)
 
     def metadata_as_of(self, table: DeltaTable) -> dict[str, Any] | None:
@@ -770,8 +769,8 @@ class Log:
 
         `table` is the table as it was earlier.
         """
-        schemas = [json.loads(version.schema().to_json()) for version in (table, self.table)]
-        return None if schemas[0] == schemas[1] else self._metadata_of(schemas[0])
+        earlier, current = (json.loads(state.schema().to_json()) for state in (table, self.table))
+        return None if earlier == current else self._metadata_of(earlier)
 
     def _metadata_of(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         metadata = self.table.metadata()
@@ -810,20 +809,20 @@ class Log:
             change(self.table)
             return
         version = self.version()
-        self._sync_before(version)
+        self._sync_up_to(version)
         captured = capture_entry(self.location, version, change)
         entry = adopt_entry(captured, version, self.location.uri)
-        if not self._try_version(version + 1, entry, [], synced=True):
+        if not self._try_entry(version + 1, entry, [], synced=True):
             raise CommitFailedError("a competing commit was first")
-        self._checkpoint(version + 1)
+        self._checkpoint_if_due(version + 1)
 
     def sync_entries(self) -> None:
         """Sync all entries on a local path, so that they survive a power loss."""
         if self.location.is_local:
-            self._sync_before(self.version())
+            self._sync_up_to(self.version())
             sync([self.location.file("_delta_log")])
 
-    def _sync_before(self, version: int) -> None:
+    def _sync_up_to(self, version: int) -> None:
         """Sync the files of the entries up to `version`, if their clients have not."""
         if self._synced < version:
             sync(unsynced_files(self.location, version, self._synced, self.paths))
@@ -849,19 +848,20 @@ def _check_writable(table: DeltaTable, location: Location) -> None:
     """Raise UnusableStore if the table requires features that this package cannot write."""
     protocol = table.protocol()
     features = set(protocol.writer_features or ()) - _SUPPORTED_FEATURES
-    if protocol.min_writer_version > 2 and (features or protocol.min_writer_version < 7):
-        feature_names = (
-            ", ".join(sorted(features)) or f"writer version {protocol.min_writer_version}"
-        )
-        before = _version_before_protocol(table, location)
-        undo = f"deltalake.DeltaTable('{location.uri}').restore({before}, "
-        undo_step = f", or undo it with {undo}protocol_downgrade_allowed=True)"
-        raise UnusableStore(
-            f"the table of the store '{location.root}' asks its writers for {feature_names}, which "
-            "another tool has switched on",
-            ", ".join(sorted(_SUPPORTED_FEATURES)),
-            "drop that feature with the tool" + ("" if before is None else undo_step),
-        )
+    if protocol.min_writer_version <= 2 or (not features and protocol.min_writer_version >= 7):
+        return
+    next_step = "drop that feature with the tool"
+    earlier = _version_before_protocol(table, location)
+    if earlier is not None:
+        restore = f"deltalake.DeltaTable('{location.uri}').restore({earlier}, "
+        next_step += f", or undo it with {restore}protocol_downgrade_allowed=True)"
+    required = ", ".join(sorted(features)) or f"writer version {protocol.min_writer_version}"
+    raise UnusableStore(
+        f"the table of the store '{location.root}' asks its writers for {required}, which another "
+        "tool has switched on",
+        ", ".join(sorted(_SUPPORTED_FEATURES)),
+        next_step,
+    )
 
 
 def _version_before_protocol(table: DeltaTable, location: Location) -> int | None:
@@ -869,14 +869,14 @@ def _version_before_protocol(table: DeltaTable, location: Location) -> int | Non
 
     This package wrote nothing after that change, because it would have refused.
     """
-    before = None
+    earlier = None
     for version in range(table.version(), 0, -1):
         entry = read_entry(location, version)
         if entry is None or entry.own is not None:
             break
         if entry.changes_protocol:
-            before = version - 1
-    return before
+            earlier = version - 1
+    return earlier
 
 
 def _delta_action(action: FileAction) -> AddAction | RemoveAction:

@@ -36,7 +36,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -196,7 +196,7 @@ def format_entry(change: NewEntry, own_info: Mapping[str, Any], now_ms: int) -> 
         "engineInfo": "tseries",
         _INFO_KEY: {**own_info, "lines": len(lines) + 1, CHECKSUM_KEY: NO_CHECKSUM},
     }
-    return seal(b"".join(_line(line) for line in [{"commitInfo": info}, *lines]))
+    return seal(b"".join(_format_line(line) for line in [{"commitInfo": info}, *lines]))
 
 
 def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
@@ -211,7 +211,7 @@ def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
             info[_INFO_KEY] = {**own_info, "lines": len(lines), CHECKSUM_KEY: NO_CHECKSUM}
             if "location" in info.get("operationParameters", {}):
                 info["operationParameters"]["location"] = location
-    return seal(b"".join(map(_line, lines)))
+    return seal(b"".join(map(_format_line, lines)))
 
 
 def seal(content: bytes) -> bytes:
@@ -261,7 +261,7 @@ _CRC_POLYNOMIAL: Final = 0xEDB88320
 
 
 def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
-    """Return `content`, with its checksum from `start` to `end`, after flipping the wrong bit."""
+    """Return `content` with the wrong bit flipped; its checksum is from `start` to `end`."""
     right = b"%08x" % _checksum_around(content, start, end)
     wrong = [
         position for position in range(start, end) if content[position] != right[position - start]
@@ -274,7 +274,7 @@ def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
         difference = int(content[start:end], 16) ^ int(right, 16)
     except ValueError:
         return None
-    # Go from the last byte to the first; `changes` has the change of the checksum by each bit.
+    # Go from the last byte to the first; `changes` has each bit's effect on the checksum.
     table = [_shift(byte) for byte in range(256)]
     changes = [table[1 << bit] for bit in range(8)]
     for position in range(len(content) - 1, -1, -1):
@@ -287,7 +287,7 @@ def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
 
 
 def _shift(change: int) -> int:
-    """Return how `change` in the last byte of a text changes the text's checksum."""
+    """Return how the `change` of a text's last byte changes its checksum."""
     for _ in range(8):
         change = change >> 1 ^ (_CRC_POLYNOMIAL if change & 1 else 0)
     return change
@@ -319,7 +319,7 @@ def _content_checksum(lines: Iterable[Mapping[str, Any]], own_info: Mapping[str,
     return f"{zlib.crc32(chr(10).join(items).encode()):08x}"
 
 
-def _line(action: Mapping[str, Any]) -> bytes:
+def _format_line(action: Mapping[str, Any]) -> bytes:
     return json.dumps(action, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
@@ -418,16 +418,18 @@ def _check_own(
     if "lines" in own_info:
         if own_info["lines"] != len(lines):
             raise TornEntry(f"it has {len(lines)} of {own_info['lines']} lines")
-        wrong = has_wrong_checksum(data) is not False
+        is_changed = has_wrong_checksum(data) is not False
     else:
-        wrong = own_info[CHECKSUM_KEY] != _content_checksum(lines, own_info)
-    if wrong:
+        is_changed = own_info[CHECKSUM_KEY] != _content_checksum(lines, own_info)
+    if is_changed:
         raise TornEntry("it is not what was written: the checksum is another one")
 
 
-FileSet = frozenset[str]
-TableState = tuple[FileSet, FileSet]
-"""The files added and removed since the first examined entry."""
+class _TableState(NamedTuple):
+    """The files added and removed since the first examined entry."""
+
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,15 +463,15 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
     Args:
         entries: the entries, ascending by version; the state before the first one is sound.
     """
-    state: TableState = (frozenset(), frozenset())
-    sound: dict[TableState, int] = {}
+    state = _TableState()
+    sound: dict[_TableState, int] = {}
     first_change = last_foreign = None
     followed = False
     for entry in entries:
         sound = sound or {state: entry.version - 1}
-        after = _apply(state, entry)
+        after = _apply_entry(state, entry)
         if entry.own is not None:
-            sound = {_apply(sound_state, entry): version for sound_state, version in sound.items()}
+            sound = {_apply_entry(files, entry): version for files, version in sound.items()}
             followed = followed or first_change is not None
         else:
             last_foreign = entry
@@ -483,34 +485,21 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
             first_change = first_change or entry
     if first_change is None or last_foreign is None:
         return None
-    sound_files, version = max(sound.items(), key=lambda sound_state: sound_state[1])
-    missing = (sound_files[0] - state[0]) | (state[1] - sound_files[1])
-    extra = (state[0] - sound_files[0]) | (sound_files[1] - state[1])
-    return ForeignChange(
-        first_change, last_foreign, version, followed, tuple(sorted(missing)), tuple(sorted(extra))
-    )
+    last_sound = max(sound, key=sound.__getitem__)
+    missing = (last_sound.added - state.added) | (state.removed - last_sound.removed)
+    extra = (state.added - last_sound.added) | (last_sound.removed - state.removed)
+    files = tuple(sorted(missing)), tuple(sorted(extra))
+    return ForeignChange(first_change, last_foreign, sound[last_sound], followed, *files)
 
 
-def _apply(state: TableState, entry: Entry) -> TableState:
-    added, removed = map(set, state)
-    for path in entry.removed:
-        if path in added:
-            added.discard(path)
-        else:
-            removed.add(path)
-    for path in entry.added:
-        if path in removed:
-            removed.discard(path)
-        else:
-            added.add(path)
-    return frozenset(added), frozenset(removed)
+def _apply_entry(state: _TableState, entry: Entry) -> _TableState:
+    gone, new = frozenset(entry.removed), frozenset(entry.added)
+    added, removed = state.added - gone, state.removed | (gone - state.added)
+    return _TableState(added | (new - removed), removed - new)
 
 
 LAST_CHECKPOINT: Final = "_last_checkpoint"
 """The name of the file in which Delta names the last checkpoint."""
-
-
-_KEY: Final = "tseries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,7 +538,7 @@ def _parse_last_checkpoint(content: bytes) -> LastCheckpoint:
         return LastCheckpoint(damaged=True)
     try:
         fields = json.loads(content)
-        version, own_info = fields["version"], fields.get(_KEY, {})
+        version, own_info = fields["version"], fields.get(_INFO_KEY, {})
         checksums = {
             int(number): int(crc, 16) for number, crc in own_info.get("checkpoints", {}).items()
         }
@@ -563,9 +552,9 @@ def _parse_last_checkpoint(content: bytes) -> LastCheckpoint:
 def format_last_checkpoint(content: bytes, checksums: Mapping[int, int]) -> bytes:
     """Return `content`, a `_last_checkpoint` from Delta, with checksums of checkpoints."""
     fields: dict[str, Any] = json.loads(content)
-    texts = {str(version): f"{crc:08x}" for version, crc in sorted(checksums.items())}
+    checkpoints = {str(version): f"{crc:08x}" for version, crc in sorted(checksums.items())}
     # `seal` looks for the checksum after `lines`, as in a log entry.
-    fields[_KEY] = {"checkpoints": texts, "lines": 1, CHECKSUM_KEY: NO_CHECKSUM}
+    fields[_INFO_KEY] = {"checkpoints": checkpoints, "lines": 1, CHECKSUM_KEY: NO_CHECKSUM}
     return seal(json.dumps(fields, separators=(",", ":")).encode())
 
 
@@ -574,12 +563,12 @@ UNREADABLE: Final = (DeltaError, OSError, ValueError)
 
 _LOG_DIRECTORY: Final = "_delta_log"
 CHECKPOINT_LOCK: Final = "checkpoint.lock"
-"""Hold this lock to add a checkpoint beside commits, or to remove the log before one: so no added
-checkpoint is older than the removed log."""
+"""Hold this lock to add a checkpoint beside commits, or to remove the log before one, so that no
+added checkpoint is older than the removed log."""
 
 MAINTENANCE_LOCK: Final = "maintenance.lock"
-"""Hold this lock to maintain the store, one process of a host at a time. Meanwhile writers leave
-checkpoints to that process: a checkpoint beside commits makes a few of them wait."""
+"""Hold this lock to maintain the store; one process of a host does at a time. Meanwhile writers
+leave checkpoints to it, because a checkpoint beside commits makes a few of them wait."""
 
 _INTERVALS_LEFT: Final = 4
 """After this many intervals without a checkpoint writers write one, maintained or not."""
@@ -634,9 +623,9 @@ def write_due_checkpoint(
 ) -> None:
     """Write a checkpoint of `version` if the last one is `interval` entries before it.
 
-    Write none if another process is writing one, or if the store is not the one whose entry
-    `version` has the identity `entry` (None: any). Errors are left out: the entries are there
-    without it, and the next checkpoint is written as if this one had not been due.
+    Write none if another process is writing one, or if the entry `version` does not have the
+    identity `entry` (None: any), because another store is at the path. Ignore errors: no entry
+    depends on a checkpoint, and the next one is written as if this one had not been due.
     """
     with contextlib.suppress(*UNREADABLE), exclusive(location, CHECKPOINT_LOCK) as lock:
         # The store may have been removed meanwhile, and another one may be at its path.
@@ -653,24 +642,32 @@ def _count_overdue(location: Location, version: int) -> float:
 
 
 def wait_for_checkpoints() -> None:
-    """Return once all checkpoints are written that are due in this process."""
+    """Return once this process has written all its due checkpoints."""
     _checkpointer(os.getpid()).wait()
+
+
+class _DueCheckpoint(NamedTuple):
+    """The arguments of `write_due_checkpoint` for a store."""
+
+    version: int
+    interval: int
+    entry: tuple[int, int] | None
 
 
 class _Checkpointer:
     """Writes the checkpoints of this process's stores, one after the other, in one thread.
 
-    If a store's next checkpoint is due before its last one was begun, only the next is written. The
-    interpreter waits for the thread when it ends, so at most for one checkpoint of each store.
+    If a store's next checkpoint is due before its last one was begun, only the next is written. So
+    the interpreter, which waits for the thread, waits for at most one checkpoint of each store.
     """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="tseries-checkpoint")
-        self._due: dict[Location, tuple[int, int, tuple[int, int] | None]] = {}
+        self._due: dict[Location, _DueCheckpoint] = {}
 
     def add(self, location: Location, version: int, interval: int) -> None:
         entry = location.identity(entry_path(location, version))
-        self._due[location] = version, interval, entry
+        self._due[location] = _DueCheckpoint(version, interval, entry)
         try:
             self._pool.submit(self._write_next, location)
         except RuntimeError:  # No thread is left, or the interpreter is ending.
@@ -683,12 +680,11 @@ class _Checkpointer:
     def _write_next(self, location: Location) -> None:
         due = self._due.pop(location, None)
         if due is None:
-            return  # It was written together with one that was due earlier.
-        version, interval, entry = due
+            return  # An earlier call has written it.
         with contextlib.suppress(*UNREADABLE):
-            is_late = _count_overdue(location, version) >= _INTERVALS_LEFT * interval
+            is_late = _count_overdue(location, due.version) >= _INTERVALS_LEFT * due.interval
             if is_late or not _is_maintained(location):
-                write_due_checkpoint(location, version, interval, entry)
+                write_due_checkpoint(location, *due)
 
 
 def _is_maintained(location: Location) -> bool:
@@ -789,15 +785,15 @@ def copy_log(location: Location, version: int, to: str, without: Collection[str]
     names = set(os.listdir(location.file(_LOG_DIRECTORY))).difference(without)
     for name in log_tail(names, version):
         # A link would change the entry's change time: the time from which it is visible.
-        take = shutil.copyfile if name.endswith(".json") else location.copy
-        take(location.file(_LOG_DIRECTORY, name), os.path.join(log, name))
+        copy = shutil.copyfile if name.endswith(".json") else location.copy
+        copy(location.file(_LOG_DIRECTORY, name), os.path.join(log, name))
 
 
 def _merge_log(location: Location, version: int, to: str) -> bool:
-    """Put a log of one checkpoint and one entry into the directory `to`; return whether it could.
+    """Put a log of one checkpoint and one entry into the directory `to`; return False if it cannot.
 
-    The checkpoint is the last one before `version`, renamed to the number before `version`; a
-    checkpoint itself has no version.
+    The checkpoint is the last one before `version`, renamed to the number before `version`: its
+    content has no number.
     """
     log = location.file(_LOG_DIRECTORY)
     names = log_tail(os.listdir(log), version)
@@ -818,8 +814,8 @@ def _merge_log(location: Location, version: int, to: str) -> bool:
     os.makedirs(copied)
     with open(os.path.join(copied, f"{version:020d}.json"), "wb") as file:
         file.write(merged)
-    before = os.path.join(copied, f"{version - 1:020d}.checkpoint.parquet")
-    location.copy(os.path.join(log, checkpoints[0]), before)
+    checkpoint = os.path.join(copied, f"{version - 1:020d}.checkpoint.parquet")
+    location.copy(os.path.join(log, checkpoints[0]), checkpoint)
     return True
 
 

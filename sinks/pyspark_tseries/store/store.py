@@ -92,7 +92,7 @@ class RetryPolicy:
     Attributes:
         commits: the attempts of a commit; with the pauses they take about half a minute, far longer
             than a race of a few clients.
-        rewrites: the attempts that each rewrite or copy files.
+        rewrites: the attempts of a commit that rewrites or copies files each time.
         storage_failures: after this many consecutive failures without a competing commit, the
             storage counts as faulty.
         pause: waits after a failed attempt; it gets the attempt's number.
@@ -149,9 +149,9 @@ class Store:
         begin_in_forks(self)
 
     def begin_child(self) -> None:
-        """Begin anew in a forked process, or refuse to: a thread of the parent may have held it.
+        """Begin anew in a forked process, or refuse to if a thread of the parent held the lock.
 
-        Delta lets a fork use no table that has new entries, but an append does not need the table.
+        A fork can use no Delta table with new entries, but an append does not need the table.
         """
         self._shared.begin_child()
         if self._lock.acquire(blocking=False):
@@ -191,7 +191,7 @@ class Store:
     def forget_all() -> None:
         """Forget all open stores, so that the next opening reads a store as a new process does.
 
-        Return once all due checkpoints are written, as when a process has ended.
+        First wait for all due checkpoints, as a process does before it ends.
         """
         wait_for_checkpoints()
         with _opening_lock:
@@ -223,12 +223,13 @@ class Store:
     ) -> "Store":
         """Return a new store at `path`, or the one that another client has just created there.
 
-        `others` are further properties of its table.
+        `others` are more properties of its table.
         """
         location = parse_location(path)
-        settings = retained, min_retention_us, subscription, policy
-        fixed = properties.new_properties(*settings, is_local=location.is_local)
-        create_table(location, table_schema(values), {**fixed, **(others or {})})
+        table_properties = properties.new_properties(
+            retained, min_retention_us, subscription, policy, is_local=location.is_local
+        )
+        create_table(location, table_schema(values), {**table_properties, **(others or {})})
         store = Store.open(path)
         if retained is None:
             _LOG.warning(
@@ -255,10 +256,10 @@ class Store:
     def settings(self) -> StoreSettings:
         """The settings in the log as last refreshed."""
         with self._lock:
-            fixed, metadata = self.properties(), self.metadata()
-            key = fixed, metadata.retained, metadata.policy
+            table_properties, metadata = self.properties(), self.metadata()
+            key = table_properties, metadata.retained, metadata.policy
             if self._known_settings is None or self._known_settings[0] != key:
-                self._known_settings = key, properties.read_settings(fixed, metadata)
+                self._known_settings = key, properties.read_settings(table_properties, metadata)
             return self._known_settings[1]
 
     @property
@@ -300,8 +301,8 @@ class Store:
     def horizon(self) -> int:
         """Return the last commit that may have lost events to compaction; -1 if none has."""
         with self._lock:
-            beyond = self.log.transaction(HORIZON_TRANSACTION)
-            return -1 if beyond is None else beyond - 1
+            after = self.log.transaction(HORIZON_TRANSACTION)
+            return -1 if after is None else after - 1
 
     def refresh(self, *, whole: bool = True) -> bool:
         """Bring the log up to date; return False if the table was removed or replaced.
@@ -351,7 +352,7 @@ class Store:
         with self._lock:
             while self._last_snapshot is None or self._last_snapshot[0] != self.log.state:
                 state = self.log.state
-                # Some of these may bring the log up to date; then they are taken once more.
+                # Taking one may bring the log up to date; then the loop takes another.
                 self._last_snapshot = state, self._take_snapshot()
             return self._last_snapshot[1]
 
@@ -408,7 +409,7 @@ class Store:
 
         Args:
             attempt: returns None, or raises DeltaError, to be called again after a pause.
-            limit: how often it is called at most.
+            limit: the most calls.
             outcome: what the attempts leave behind, for the error.
             rivals: the clients that interfered, for the error.
             next_step: the next step, for the error.
@@ -416,17 +417,17 @@ class Store:
         Raises:
             StoreBusy: no attempt had a result.
         """
-        lost: DeltaError | None = None
+        last_error: DeltaError | None = None
         for number in range(limit):
             try:
                 result = attempt()
             except DeltaError as error:
-                lost = error
+                last_error = error
             else:
                 if result is not None:
                     return result
             self.retrying.pause(number)
-        raise self.busy_error(limit, outcome, rivals, next_step) from lost
+        raise self.busy_error(limit, outcome, rivals, next_step) from last_error
 
     def busy_error(
         self,
@@ -491,44 +492,48 @@ class Store:
             OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
         attempts = [] if attempts is None else attempts
-        lost: DeltaError | OSError | None = None
+        last_error: DeltaError | OSError | None = None
         faults = 0
         policy = self.retrying
         for number in range(policy.commits + 1):
             try:
                 with self.commit_lock(whole=False):
-                    landed = next(filter(self._is_committed, attempts), None)
-                    was_beaten = self._discard_lost(attempts, landed)
-                    if landed or self.check_replay(batch.token, batch.digest):
+                    committed = next(filter(self._is_committed, attempts), None)
+                    was_beaten = self._discard_lost(attempts, committed)
+                    if committed or self.check_replay(batch.token, batch.digest):
                         if synced:
                             self.log.sync_entries()
-                        return landed
+                        return committed
                     faults = 0 if was_beaten else faults
                     if faults == policy.storage_failures or number == policy.commits:
                         break
                     return self._try_append(batch, clock, attempts, synced)
             except (DeltaError, OSError) as error:
                 # The next attempt first checks whether the batch is stored nevertheless.
-                lost, faults = error, faults + 1
+                last_error, faults = error, faults + 1
                 if faults > policy.storage_failures:
                     break
             policy.pause(number)
-        if lost is None or faults < policy.storage_failures:
-            step = "start the write again, or use fewer writers or larger batches"
-            outcome = "nothing of the batch is stored"
-            raise self.busy_error(policy.commits, outcome, next_step=step) from lost
-        raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
+        if last_error is None or faults < policy.storage_failures:
+            raise self.busy_error(
+                policy.commits,
+                "nothing of the batch is stored",
+                next_step="start the write again, or use fewer writers or larger batches",
+            ) from last_error
+        if self.location.is_local:
+            raise last_error
+        raise unreachable_error(self.location, "written", last_error)
 
     def check_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:
         """Call `write.rows.check_replay` for the log as last refreshed; False without a token."""
         if token is None:
             return False
+        last_digest = None
         with self._lock:
             last_batch = self.log.transaction(token[0])
-            stored = (
-                None if last_batch is None else self.log.transaction(digest_transaction(token[0]))
-            )
-        return check_replay(self.root, token, digest, last_batch, stored)
+            if last_batch is not None:
+                last_digest = self.log.transaction(digest_transaction(token[0]))
+        return check_replay(self.root, token, digest, last_batch, last_digest)
 
     def transaction(self, name: str) -> int | None:
         """Return the last version of a transaction in the log as last refreshed, or None."""
@@ -551,15 +556,13 @@ class Store:
         # Take the snapshot first: this may bring the log up to date.
         snapshot = self.last_snapshot() if batch.has_edits else None
         head_id, index = self.head_id(), self.index()
-        working = heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
-        with working:
-            us, new_id = self.read_clock(clock), self.new_id()
+        with heartbeat(self.location) if batch.is_slow else contextlib.nullcontext():
             context = CommitContext(
                 self.location,
                 head_id,
                 index,
-                us,
-                new_id,
+                self.read_clock(clock),
+                self.new_id(),
                 self.settings,
                 snapshot,
                 self._widened_values(),
@@ -571,8 +574,8 @@ class Store:
             if self.head_id() != head_id:
                 # A signal handler in this very thread may have committed in the meantime.
                 raise CommitFailedError("a competing commit was first")
-            marks = batch_transactions(batch.token, batch.digest)
-            self.commit_prepared(attempt, marks, synced, version)
+            transactions = batch_transactions(batch.token, batch.digest)
+            self.commit_prepared(attempt, transactions, synced, version)
         return attempt
 
     def _widened_values(self) -> Sequence[pa.Field]:
@@ -580,34 +583,34 @@ class Store:
 
         Appends call this, and reading the table's columns takes longer than a small commit.
         """
-        since = self.log.transaction(COLUMNS_TRANSACTION)
-        if since is None:
+        last_change = self.log.transaction(COLUMNS_TRANSACTION)
+        if last_change is None:
             return ()
-        if self._known_values is None or self._known_values[0] != since:
-            self._known_values = since, self.values
+        if self._known_values is None or self._known_values[0] != last_change:
+            self._known_values = last_change, self.values
         return self._known_values[1]
 
     def _discard_lost(
-        self, attempts: list[PreparedCommit], landed: PreparedCommit | None = None
+        self, attempts: list[PreparedCommit], committed: PreparedCommit | None = None
     ) -> bool:
         """Discard attempts that can no longer succeed; return whether a competing commit was first.
 
         An object store may still carry out a failed request, unless a competing commit prevents it.
         Until then keep the files of the attempt; maintenance finally removes them. The attempt
-        `landed` is in the log, and stays.
+        `committed` is in the log, and stays.
         """
-        lost = [attempt for attempt in attempts if attempt is not landed]
-        if not lost:
+        failed = [attempt for attempt in attempts if attempt is not committed]
+        if not failed:
             return False
         head_id = self.head_id()
-        beaten = [attempt for attempt in lost if attempt.index.metadata.parent != head_id]
-        for attempt in lost if self.location.is_local else beaten:
+        beaten = [attempt for attempt in failed if attempt.index.metadata.parent != head_id]
+        for attempt in failed if self.location.is_local else beaten:
             self.location.discard(attempt.paths)
             attempts.remove(attempt)
         return bool(beaten)
 
     def _is_committed(self, attempt: PreparedCommit) -> bool:
-        """Return whether a commit is in the log although adding it failed."""
+        """Return whether an attempt is in the log although adding it failed."""
         head_id = self.head_id()
         while head_id is not None and head_id != attempt.head_id:
             metadata = read_head_metadata(self.location, head_id)
@@ -641,22 +644,24 @@ class Store:
         Raises:
             DeltaError: a competing commit was first, or has replaced one of `attempt.replaced`.
         """
-        metadata, files = attempt.index.metadata, [file.path for file in attempt.written]
-        now_ms, columns = metadata.commit_us // 1000, attempt.columns
-        marks = {} if columns is None else {COLUMNS_TRANSACTION: metadata.commit}
-        actions = [
-            *remove_files(attempt.replaced, now_ms, columns is None),
-            *add_files(attempt.written, now_ms, columns is None),
-        ]
-        change = NewEntry(
-            actions,
-            {HEAD_TRANSACTION: attempt.head_id, **marks, **transactions},
+        metadata, columns = attempt.index.metadata, attempt.columns
+        commit_ms, changes_rows = metadata.commit_us // 1000, columns is None
+        widened = {} if columns is None else {COLUMNS_TRANSACTION: metadata.commit}
+        entry = NewEntry(
+            [
+                *remove_files(attempt.replaced, commit_ms, changes_rows),
+                *add_files(attempt.written, commit_ms, changes_rows),
+            ],
+            {HEAD_TRANSACTION: attempt.head_id, **widened, **transactions},
             metadata.commit,
             None if columns is None else self.log.metadata_with(columns),
         )
-        head = head_path(self.location, attempt.head_id)
-        files = [head, *map(self.location.file, files), *attempt.beside]
-        self.log.add(change, files, synced=synced, after=version)
+        files = [
+            head_path(self.location, attempt.head_id),
+            *(self.location.file(file.path) for file in attempt.written),
+            *attempt.beside,
+        ]
+        self.log.add(entry, files, synced=synced, after=version)
         self._last.remember(attempt.head_id, attempt.index)
 
 
@@ -670,9 +675,9 @@ def _no_store_error(path: str | Location) -> NoSuchStore:
 
 
 class _LostLock:
-    """A store's lock in a forked process that was held by a thread of the parent.
+    """The lock of a forked store if a thread of the parent held it at the fork.
 
-    The state that it guards is half changed, so taking it raises an error.
+    The guarded state is half changed, so taking the lock raises an error.
     """
 
     def __init__(self, root: str) -> None:

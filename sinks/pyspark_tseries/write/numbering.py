@@ -186,7 +186,7 @@ class FutureRule:
 
 def number_rows(
     series: pa.Array,
-    stamps: pa.Array,
+    timestamps: pa.Array,
     index: SeriesLookup,
     out_of_order: str,
     now_us: int,
@@ -195,13 +195,13 @@ def number_rows(
 ) -> NumberedRows:
     """Number a batch.
 
-    Events of a series are in the order of (timestamp, row). Rows without a timestamp follow, in the
-    order of rows, at `now_us` or their series' newest timestamp if that is later. A row is late if
-    its timestamp is before that of its series' newest original in `index`, or before the store's
-    CTI; then `out_of_order` applies. Adjusted rows keep their order among themselves. `future`
-    applies to rows that are too far ahead, but not late.
+    Events of a series are in the order of (timestamp, row). Rows without a timestamp follow in
+    their own order, at `now_us` or their series' newest timestamp if that is later. A row is late
+    if it is before its series' newest original in `index` or before the store's CTI; then
+    `out_of_order` applies. Adjusted rows keep their order. `future` applies to rows that are too
+    far ahead, but not late.
     """
-    rows = sort_rows(series, stamps)
+    rows = sort_rows(series, timestamps)
     _check_legal(rows)
     before = index.lookup(rows.names.to_pylist())
     min_us = np.maximum(before["original_us"], index.cti_us)
@@ -213,7 +213,7 @@ def number_rows(
     if not is_kept.all():
         rows = SortedRows(rows.order[is_kept], rows.names, rows.codes[is_kept], rows.us[is_kept])
     us = np.maximum(rows.us, min_us[rows.codes]) if counts.adjusted else rows.us
-    timed_us = us if stamps.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
+    timed_us = us if timestamps.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
     return _assign_sequences(rows._replace(us=timed_us), before, now_us, index.cti_us, counts)
 
 
@@ -283,12 +283,12 @@ def _apply_future_policy(ahead: BoolArray, rows: "SortedRows", future: FutureRul
     }
     if STORE_POLICIES[future.policy] is Action.DROP:
         return Counts(future=len(positions), future_example=example)
-    why = ", as in every store whose retained range has 'last'" if future.is_default else ""
+    reason = ", as in every store whose retained range has 'last'" if future.is_default else ""
     raise FutureEvent(
         f"series '{example['series']}': timestamp {example['timestamp']} is too far after the time "
         f"of the commit, {example['commit_time']}: it would hide and hold up what follows in its "
         f"series ({_count_such(len(positions))})",
-        f"at most {format_duration(future.allowed_us)} after it{why}",
+        f"at most {format_duration(future.allowed_us)} after it{reason}",
         "correct the clock that the timestamp is of; if it is right, set maxFuture to a longer "
         f"duration or to 'none', or futurePolicy to {name_lenient(LEAVE_OUT_POLICIES)}. Nothing of "
         "the batch is stored",
@@ -311,16 +311,16 @@ class SortedRows(NamedTuple):
     us: Int64Array
 
 
-def sort_rows(series: pa.Array, stamps: pa.Array) -> SortedRows:
+def sort_rows(series: pa.Array, timestamps: pa.Array) -> SortedRows:
     """Sort rows; raise UpdateFailed if a given timestamp is UNTIMED."""
     names, codes = encode_names(series)
-    stamps = stamps.cast(pa.int64())
-    if (row := pc.index(stamps, UNTIMED).as_py()) >= 0:
+    timestamps = timestamps.cast(pa.int64())
+    if (row := pc.index(timestamps, UNTIMED).as_py()) >= 0:
         raise _illegal_timestamp_error(series[row], UNTIMED)
-    us = stamps.fill_null(UNTIMED).to_numpy(zero_copy_only=False)
+    us = timestamps.fill_null(UNTIMED).to_numpy(zero_copy_only=False)
     order = sort_by_code(codes, us)
-    rows_of_each = np.bincount(codes, minlength=len(names))
-    return SortedRows(order, names, np.repeat(np.arange(len(names)), rows_of_each), us[order])
+    counts = np.bincount(codes, minlength=len(names))
+    return SortedRows(order, names, np.repeat(np.arange(len(names)), counts), us[order])
 
 
 def series_column(names: pa.Array, codes: Int64Array) -> pa.Array:
@@ -354,7 +354,7 @@ def _illegal_timestamp_error(series: pa.Scalar, us: int) -> UpdateFailed:
 def _assign_sequences(
     rows: SortedRows, before: dict[str, Int64Array], now_us: int, cti_us: int, counts: Counts
 ) -> NumberedRows:
-    """Assign sequences, and timestamps to the rows that have none (NEVER_US)."""
+    """Assign sequences, and timetimestamps to the rows that have none (NEVER_US)."""
     order, names, codes, timed_us = rows
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     sizes = np.diff(starts, append=len(codes))
@@ -387,7 +387,7 @@ def _assign_sequences(
 
 
 def _find_first(before: dict[str, Int64Array], us: Int64Array, starts: Int64Array) -> Int64Array:
-    """Return the earliest timestamp of each series; one that an old head does not say stays so."""
+    """Return the earliest timestamp of each series; one that an old head lacks stays unknown."""
     # The first row of a batch is its earliest, but may come before an event that was erased.
     is_new = before["last_sequence"] == NO_SEQUENCE
     return np.where(is_new, us[starts], np.minimum(before["first_us"], us[starts]))
@@ -459,7 +459,7 @@ def _before_cti_error(series: str, us: int, cti_us: int) -> OutOfOrder:
         "is appended any more",
         "that CTI or a later timestamp, or an edit",
         "leave out rows with a 'violation', give this query's 'ctiDelay' the whole distance from "
-        "its watermark to the timestamps it writes, or set outOfOrder to "
+        "its watermark to the timetimestamps it writes, or set outOfOrder to "
         f"{name_lenient(STORE_POLICIES)}; TimeSeries.describe() names the writers. Nothing of the "
         "batch is stored",
     )
@@ -498,10 +498,10 @@ def lookup_after(names: pa.Array, index: SeriesIndex, change: pa.Table) -> dict[
     """Do the same as `SeriesIndex.lookup`, with the values of `change` for the series it has."""
     columns = index.lookup(names.to_pylist())
     position = pc.index_in(names, change["series"].combine_chunks()).fill_null(-1).to_numpy()
-    touched = position >= 0
+    is_changed = position >= 0
     for name, column in columns.items():
-        now = change[name].cast(pa.int64()).to_numpy()
-        column[touched] = now[position[touched]]
+        changed = change[name].cast(pa.int64()).to_numpy()
+        column[is_changed] = changed[position[is_changed]]
     return columns
 
 
@@ -522,10 +522,11 @@ class WriteRules:
     assigned_us: int
     future: FutureRule | None = None
 
-    def number(self, series: pa.Array, stamps: pa.Array, index: SeriesLookup) -> NumberedRows:
+    def number(self, series: pa.Array, timestamps: pa.Array, index: SeriesLookup) -> NumberedRows:
         """Call `number_rows` with these rules."""
-        choices = self.out_of_order, self.assigned_us
-        return number_rows(series, stamps, index, *choices, future=self.future)
+        return number_rows(
+            series, timestamps, index, self.out_of_order, self.assigned_us, future=self.future
+        )
 
     def number_event(
         self, series: str, us: int | None, before: Mapping[str, int], cti_us: int
@@ -544,7 +545,7 @@ class WriteResult:
 
 
 def _group_rows(rows: pa.Table) -> int:
-    """Return the number of rows like these in a row group."""
+    """Return how many rows like these a row group has."""
     return rows_for_bytes(rows, MAX_GROUP_BYTES, ROWS_PER_GROUP)
 
 
@@ -560,8 +561,8 @@ def write_sorted(
     counts = Counts()
     try:
         for rows in tables:
-            series, stamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-            events = rules.number(series, stamps, moving_index)
+            series, timestamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+            events = rules.number(series, timestamps, moving_index)
             if len(events.order):
                 file.add(build_events(rows, events, rules.metadata, rules.author))
             moving_index.advance(events.change)
@@ -579,8 +580,8 @@ def write_numbered(
     file = None
     if len(events.order):
         table = build_events(rows, events, rules.metadata, rules.author)
-        group = ROWS_PER_GROUP if rows.num_rows == 1 else _group_rows(rows)
-        file = write_events(location, path, table, group, stats=events.stats())
+        group_rows = ROWS_PER_GROUP if rows.num_rows == 1 else _group_rows(rows)
+        file = write_events(location, path, table, group_rows, stats=events.stats())
     return WriteResult(file, events.change, events.counts)
 
 
@@ -623,13 +624,13 @@ class _MovingIndex:
             return make_change(pa.array([], pa.string()), self._index.lookup([]))
         changes = pa.concat_tables(self._changes).combine_chunks()
         series = changes["series"].combine_chunks()
-        goes_on = pc.equal(series.slice(0, len(series) - 1), series.slice(1)).to_pylist()
-        return changes.filter(pa.array([not same for same in goes_on] + [True]))
+        continues = pc.equal(series.slice(0, len(series) - 1), series.slice(1)).to_pylist()
+        return changes.filter(pa.array([not continued for continued in continues] + [True]))
 
 
 @dataclass
 class EventFile:
-    """A file of events that writes row groups as its rows come."""
+    """A file of events; it writes row groups while rows come."""
 
     location: Location
     path: str
@@ -638,7 +639,7 @@ class EventFile:
     _sink: pa.NativeFile | None = None
     _writer: pq.ParquetWriter | None = None
     _options: dict[str, Any] = field(default_factory=dict)
-    _made: list[Any] = field(default_factory=list)
+    _footer: list[Any] = field(default_factory=list)
     _groups: int = 0
 
     def add(self, events: pa.Table) -> None:
@@ -650,19 +651,19 @@ class EventFile:
         schema = event_schema(_value_fields(events))
         self._held.append(events.cast(pa.schema([f.with_nullable(True) for f in schema])))
         rows = sum(table.num_rows for table in self._held)
-        group = _group_rows(events)
-        if rows >= group:  # Write whole row groups, and hold the remaining rows.
-            self._write(rows // group * group, group)
+        group_rows = _group_rows(events)
+        if rows >= group_rows:  # Write whole row groups, and hold the remaining rows.
+            self._write(rows // group_rows * group_rows, group_rows)
 
-    def _write(self, rows: int, group: int) -> None:
+    def _write(self, rows: int, group_rows: int) -> None:
         events = pa.concat_tables(self._held)
         if self._writer is None:
             self._sink = self.location.write(self.location.file(self.path))
             self._writer = pq.ParquetWriter(
-                self._sink, events.schema, metadata_collector=self._made, **self._options
+                self._sink, events.schema, metadata_collector=self._footer, **self._options
             )
-        self._writer.write_table(events.slice(0, rows), row_group_size=group)
-        self._groups += -(-rows // group)
+        self._writer.write_table(events.slice(0, rows), row_group_size=group_rows)
+        self._groups += -(-rows // group_rows)
         self._held = [events.slice(rows)] if events.num_rows > rows else []
 
     def close(self) -> WrittenFile | None:
@@ -678,7 +679,7 @@ class EventFile:
             )
         self._writer.close()
         self._sink.close()
-        size = seal_file(self.location, self.location.file(self.path), self._made[0])
+        size = seal_file(self.location, self.location.file(self.path), self._footer[0])
         return WrittenFile(self.path, size, self._stats)
 
     def abandon(self) -> None:
@@ -701,8 +702,8 @@ def split_edits(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | 
     column = rows[EDIT_OF.name]
     if column.null_count == len(column):
         return rows, None
-    edit = column.is_valid()
-    return rows.filter(pc.invert(edit)), rows.filter(edit)
+    is_edit = column.is_valid()
+    return rows.filter(pc.invert(is_edit)), rows.filter(is_edit)
 
 
 def build_events(
@@ -721,9 +722,12 @@ def build_events(
     value_columns = [rows[name] for name in values]
     if rows.num_rows > 1:
         value_columns = [column.take(pa.array(events.order)) for column in value_columns]
-    stamp = pa.array(events.timestamp_us).view(INSTANT)
-    authors = author_column(rows["author"], events, author)
-    index = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
+    event_columns = [
+        series_column(events.names, events.codes),
+        pa.array(events.sequence),
+        pa.array(events.timestamp_us).view(INSTANT),
+        author_column(rows["author"], events, author),
+    ]
     names = [*_EVENT_NAMES, *values, *_LAST_NAMES]
     commit = pa.array([metadata.commit], pa.int64()), pa.array([metadata.commit_us], INSTANT)
     if size == 1:
@@ -734,7 +738,7 @@ def build_events(
             *(originals or nulls),
             *(_constant_column(scalars[0], size) for scalars in commit),
         ]
-    return pa.Table.from_arrays([*index, *value_columns, *last_columns], names=names)
+    return pa.Table.from_arrays([*event_columns, *value_columns, *last_columns], names=names)
 
 
 _EVENT_NAMES: Final = [field.name for field in EVENT_FIELDS]
@@ -755,7 +759,7 @@ def author_column(
 
 
 def _constant_column(value: pa.Scalar, size: int) -> pa.Array | pa.ChunkedArray:
-    """Return a column of `size` times `value`; its memory does not grow with its rows."""
+    """Return a column of `size` times `value`; a long one needs no more memory than a short one."""
     block = pa.repeat(value, min(size, MAX_REPEATED_ROWS))
     if size <= MAX_REPEATED_ROWS:
         return block

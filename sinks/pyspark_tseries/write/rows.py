@@ -4,8 +4,8 @@ The digest of a set of rows does not depend on their order or partitioning. For 
 application the store keeps the number of its last batch and the digest of that batch's rows, as
 transactions of its Delta log, and so recognizes whether a repeated batch has the same rows
 (semantics 16.5). A row's digest combines the hashes of its columns. The digest of a set is the sum
-over its rows, so the driver adds up the digests of tasks. Nulls add nothing, so a column that was
-added meanwhile changes no digest. Floats count to about six digits, and as 0 below 1e-9: Spark adds
+over its rows, so the driver adds up the digests of tasks. Nulls add nothing, so a column that is
+added later changes no digest. Floats count to about six digits, and as 0 below 1e-9: Spark adds
 up floats in the order in which its tasks end, so a repeated sum may differ in its last digits.
 """
 
@@ -77,8 +77,8 @@ class RowPlan:
 
 def staged_schema(values: list[pa.Field]) -> pa.Schema:
     """Return the columns of rows on their way from a task to the commit, for these values."""
-    stamp, author = (EVENT_FIELDS[i].with_nullable(True) for i in (2, 3))
-    return pa.schema([EVENT_FIELDS[0], stamp, author, EDIT_OF, *values])
+    timestamp, author = (EVENT_FIELDS[i].with_nullable(True) for i in (2, 3))
+    return pa.schema([EVENT_FIELDS[0], timestamp, author, EDIT_OF, *values])
 
 
 def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field] | None) -> RowPlan:
@@ -95,25 +95,24 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
         OptionError: a column that an option names is missing.
         IncompatibleValue: a column has a wrong type or name.
     """
-    by_name = _by_name(incoming)
-    constant = options.series_name is not None
-    series = (
-        None if constant else _find_column(by_name, "seriesColumn", options.series_column, "series")
-    )
-    if not constant and series is None:
-        raise _missing_column_error(
-            "seriesColumn", "series", by_name, "set seriesColumn or seriesName"
-        )
-    stamp = _find_column(by_name, "timestampColumn", options.timestamp_column, "timestamp")
+    by_name = _index_by_name(incoming)
+    series = None
+    if options.series_name is None:
+        series = _find_column(by_name, "seriesColumn", options.series_column, "series")
+        if series is None:
+            raise _missing_column_error(
+                "seriesColumn", "series", by_name, "set seriesColumn or seriesName"
+            )
+    timestamp = _find_column(by_name, "timestampColumn", options.timestamp_column, "timestamp")
     author = _find_column(by_name, "authorColumn", options.author_column, "author")
     edit_of = _find_column(by_name, "editOfColumn", options.edit_of_column, "edit_of")
     cti = _find_cti_column(by_name, options.cti_column, stored)
     _check_type(series, "seriesColumn", pa.string())
-    _check_type(stamp, "timestampColumn", INSTANT)
+    _check_type(timestamp, "timestampColumn", INSTANT)
     _check_type(author, "authorColumn", pa.string())
     _check_type(edit_of, "editOfColumn", pa.int64())
     _check_type(cti, "ctiColumn", INSTANT)
-    roles = [field and field.name for field in (series, stamp, author, edit_of, cti)]
+    roles = [field and field.name for field in (series, timestamp, author, edit_of, cti)]
     other_columns = {key: field for key, field in by_name.items() if field.name not in roles}
     return RowPlan(
         series=roles[0],
@@ -126,7 +125,7 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
     )
 
 
-def _by_name(incoming: pa.Schema) -> dict[str, pa.Field]:
+def _index_by_name(incoming: pa.Schema) -> dict[str, pa.Field]:
     by_name: dict[str, pa.Field] = {}
     for field in incoming:
         same_name = by_name.setdefault(field.name.lower(), field)
@@ -140,12 +139,12 @@ def _by_name(incoming: pa.Schema) -> dict[str, pa.Field]:
 
 
 def _find_column(
-    by_name: dict[str, pa.Field], name: str, chosen: str | None, default: str
+    by_name: dict[str, pa.Field], option: str, chosen: str | None, default: str
 ) -> pa.Field | None:
     field = by_name.get((chosen or default).lower())
     if field is None and chosen is not None:
         raise _missing_column_error(
-            name, chosen, by_name, "name a column of the DataFrame, or leave it out"
+            option, chosen, by_name, "name a column of the DataFrame, or leave it out"
         )
     return field
 
@@ -162,23 +161,23 @@ def _find_cti_column(
 
 
 def _missing_column_error(
-    name: str, value: str, by_name: dict[str, pa.Field], next_step: str
+    option: str, column: str, by_name: dict[str, pa.Field], next_step: str
 ) -> OptionError:
     names = ", ".join(f"'{field.name}'" for field in by_name.values())
-    return OptionError(name, f"the DataFrame has no column '{value}'", names, next_step)
+    return OptionError(option, f"the DataFrame has no column '{column}'", names, next_step)
 
 
-def _check_type(field: pa.Field | None, name: str, kind: pa.DataType) -> None:
+def _check_type(field: pa.Field | None, option: str, kind: pa.DataType) -> None:
     if field is not None and value_type(field) != kind:
         raise IncompatibleValue(
-            f"column '{field.name}' ({name}) is of type {type_name(field.type)}",
+            f"column '{field.name}' ({option}) is of type {type_name(field.type)}",
             type_name(kind),
-            f"cast it, or name another column with {name}",
+            f"cast it, or name another column with {option}",
         )
 
 
 def _match_values(
-    incoming: dict[str, pa.Field], stored: list[pa.Field] | None, merge: bool
+    incoming: dict[str, pa.Field], stored: list[pa.Field] | None, merges_schema: bool
 ) -> tuple[tuple[str | None, pa.Field], ...]:
     for key, field in incoming.items():
         if key in RESERVED_NAMES:
@@ -188,17 +187,18 @@ def _match_values(
                 "rename it",
             )
     if stored is None:
-        return tuple((f.name, new_value_field(f)) for f in incoming.values())
+        return tuple((field.name, new_value_field(field)) for field in incoming.values())
     fields_by_name = {field.name.lower(): field for field in stored}
     for key, field in incoming.items():
-        if merge:
+        if merges_schema:
             new = new_value_field(field)
             fields_by_name[key] = (
                 add_fields(fields_by_name[key], new.type) if key in fields_by_name else new
             )
         _check_value(field, fields_by_name.get(key), stored)
     return tuple(
-        (incoming[k].name if k in incoming else None, field) for k, field in fields_by_name.items()
+        (incoming[key].name if key in incoming else None, field)
+        for key, field in fields_by_name.items()
     )
 
 
@@ -213,14 +213,14 @@ def _check_value(field: pa.Field, stored_field: pa.Field | None, stored: list[pa
         )
     kind = value_type(field)
     if not fits(kind, stored_field.type):
-        step = "cast it"
+        next_step = "cast it"
         if fits(stored_field.type, kind):
-            step = "cast it, or give the store's column this type with TimeSeries.widen_columns"
+            next_step += ", or give the store's column this type with TimeSeries.widen_columns"
         raise IncompatibleValue(
             f"column '{field.name}' is of type {type_name(field.type)}, in the store it is of "
             f"type {type_name(stored_field.type)}",
             type_name(stored_field.type),
-            step,
+            next_step,
         )
 
 
@@ -317,8 +317,8 @@ _FLOAT_BITS_DROPPED: Final = np.uint64(32)
 """Drop these of the 52 bits of a double's fraction; 20 stay."""
 
 _FLOAT_ROUNDING: Final = np.uint64(0x6A09E667)
-"""Add this before bits are dropped. With a half, sums of cents such as 600,000.25 would lie on the
-border between two numbers, and the smallest difference would change the digest."""
+"""Add this before bits are dropped. With a half, sums of cents such as 600,000.25 would lie between
+two rounded numbers, and the smallest difference would change the digest."""
 
 ROWS_AT_ONCE: Final = 16 * 1024
 """This many rows of a column fit in the processor's cache."""
@@ -343,12 +343,12 @@ def _digest(batch: pa.RecordBatch) -> int:
     rows = np.full(batch.num_rows, _ODD)
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if column.null_count < len(column):
-            rows += _named(field.name, _hash(column))
+            rows += _hash_with_name(field.name, _hash(column))
     return int(_scramble(rows).sum(dtype=np.uint64)) & _MASK
 
 
-def _named(name: str, hashes: Hashes) -> Hashes:
-    """Return the numbers that a column of this name adds to the hash of each row; 0 for null."""
+def _hash_with_name(name: str, hashes: Hashes) -> Hashes:
+    """Return each row's hash with the name of its column or field; 0 for null."""
     seed = np.uint64(zlib.crc32(name.lower().encode(errors="replace")) * 2 + 1)
     return _scramble(hashes * seed)
 
@@ -371,7 +371,7 @@ def _hash(column: pa.Array) -> Hashes:
 
 
 def _hash_values(column: pa.Array) -> Hashes:
-    """Do the same as `_hash`, with any number for null."""
+    """Hash as `_hash` does, but with an arbitrary number for null."""
     kind = column.type
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.uint64)
@@ -381,16 +381,18 @@ def _hash_values(column: pa.Array) -> Hashes:
         ]
         return hashed
     if pa.types.is_floating(kind):
-        return _not_zero(_float_bits(column))
+        return _hash_numbers(_float_bits(column))
     if pa.types.is_decimal(kind):
         return _hash_text(column.cast(pa.string()))
     if pa.types.is_struct(kind):
         hashes = np.full(len(column), _ODD)
         for field, child in zip(kind, column.flatten(), strict=True):
-            hashes += _named(field.name, _hash(child))
+            hashes += _hash_with_name(field.name, _hash(child))
         return hashes
     if pa.types.is_map(kind):
-        entries = _named("key", _hash(column.keys)) * _ODD + _named("value", _hash(column.items))
+        entries = _hash_with_name("key", _hash(column.keys)) * _ODD + _hash_with_name(
+            "value", _hash(column.items)
+        )
         # The entries of a map have no order.
         return _sum_parts(_scramble(entries + _ODD), _offsets(column))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -406,7 +408,7 @@ def _hash_values(column: pa.Array) -> Hashes:
     elif not pa.types.is_integer(kind):
         column = column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
-    return _not_zero(numbers.astype(np.int64).view(np.uint64))
+    return _hash_numbers(numbers.astype(np.int64).view(np.uint64))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -415,8 +417,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(check(kind) for check in checks) or pa.types.is_fixed_size_binary(kind)
 
 
-def _not_zero(numbers: Hashes) -> Hashes:
-    """Hash numbers so that the number 0 differs from null."""
+def _hash_numbers(numbers: Hashes) -> Hashes:
+    """Hash numbers; 0 differs from null."""
     return _scramble(numbers ^ _OTHER_ODD)
 
 
@@ -429,7 +431,7 @@ def _float_bits(column: pa.Array) -> Hashes:
 
 
 def _hash_text(column: pa.Array) -> Hashes:
-    """Return a number for each text or binary, from eight bytes at a time; any number for null."""
+    """Return a number for each text or binary, from words of eight bytes; any number for null."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = column.cast(pa.large_string()).view(pa.large_binary())
     else:
@@ -437,24 +439,25 @@ def _hash_text(column: pa.Array) -> Hashes:
     _, offsets_buffer, content = column.buffers()
     if not len(column) or offsets_buffer is None or content is None:
         return np.full(len(column), _ODD)
-    ends = np.frombuffer(offsets_buffer, np.int64)[column.offset : column.offset + len(column) + 1]
-    sizes = np.diff(ends)
-    words = (sizes + 7) >> 3
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
-    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], words)
-    # Eight more bytes, so that a word of eight bytes may begin at any byte.
-    letters = np.zeros(ends[-1] - ends[0] + 8, np.uint8)
-    letters[:-8] = np.frombuffer(content, np.uint8)[ends[0] : ends[-1]]
-    overlapping = np.ndarray(len(letters) - 7, np.uint64, letters, strides=(1,))
-    pieces = overlapping[np.repeat(ends[:-1] - ends[0], words) + 8 * positions]
-    beyond = 8 * (words - 1) - sizes + 8  # Bytes of the last word that belong to the next text.
-    last_words = offsets[1:][words > 0] - 1
-    shift = (8 * beyond[words > 0]).astype(np.uint64)
-    pieces[last_words] = (pieces[last_words] << shift) >> shift
-    pieces = _scramble(
-        (pieces ^ _OTHER_ODD) * (positions.view(np.uint64) * np.uint64(2) + np.uint64(1))
-    )
-    return _sum_parts(pieces, offsets) + sizes.view(np.uint64) * _ODD
+    first, last = column.offset, column.offset + len(column)
+    bounds = np.frombuffer(offsets_buffer, np.int64)[first : last + 1]
+    sizes = np.diff(bounds)
+    word_counts = (sizes + 7) >> 3
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(word_counts)])
+    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], word_counts)
+    # Eight more bytes, so that a word may begin at any byte.
+    padded = np.zeros(bounds[-1] - bounds[0] + 8, np.uint8)
+    padded[:-8] = np.frombuffer(content, np.uint8)[bounds[0] : bounds[-1]]
+    word_at_byte = np.ndarray(len(padded) - 7, np.uint64, padded, strides=(1,))
+    words = word_at_byte[np.repeat(bounds[:-1] - bounds[0], word_counts) + 8 * positions]
+    # Clear the bytes of each last word that belong to the next text.
+    has_words = word_counts > 0
+    surplus_bits = (8 * (8 * word_counts - sizes)[has_words]).astype(np.uint64)
+    last_words = offsets[1:][has_words] - 1
+    words[last_words] = (words[last_words] << surplus_bits) >> surplus_bits
+    numbered = positions.view(np.uint64) * np.uint64(2) + np.uint64(1)
+    hashes = _scramble((words ^ _OTHER_ODD) * numbered)
+    return _sum_parts(hashes, offsets) + sizes.view(np.uint64) * _ODD
 
 
 def _offsets(lists: pa.Array) -> Int64Array:
@@ -470,15 +473,19 @@ def _positions(offsets: Int64Array, size: int) -> Hashes:
     return positions.view(np.uint64)
 
 
-def _sum_parts(pieces: Hashes, offsets: Int64Array) -> Hashes:
-    """Return a number for each list, from the sum and the count of its `pieces`."""
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(pieces, dtype=np.uint64)])
+def _sum_parts(parts: Hashes, offsets: Int64Array) -> Hashes:
+    """Return a number for each list, from the sum and the count of its `parts`."""
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(parts, dtype=np.uint64)])
     sizes = np.diff(offsets).view(np.uint64)
     return _scramble(sums[offsets[1:]] - sums[offsets[:-1]] + (sizes + np.uint64(1)) * _ODD)
 
 
 def check_replay(
-    root: str, token: tuple[str, int], digest: int | None, last: int | None, stored: int | None
+    root: str,
+    token: tuple[str, int],
+    digest: int | None,
+    last_batch: int | None,
+    last_digest: int | None,
 ) -> bool:
     """Return whether a batch repeats the last one of its transaction; refuse an unequal one.
 
@@ -486,18 +493,18 @@ def check_replay(
         root: the store's location, for people.
         token: the transaction, and the number of the batch.
         digest: the digest of its rows; None if unknown.
-        last: the number of the last batch of this transaction in the store; None if there is none.
-        stored: the digest of that batch; None if unknown.
+        last_batch: the number of the transaction's last batch in the store; None without one.
+        last_digest: the digest of that batch; None if unknown.
 
     Raises:
         ReplayDiffers: the batch is older than that one, or repeats it with other rows.
     """
     transaction, batch = token
-    if last is None or batch > last:
+    if last_batch is None or batch > last_batch:
         return False
-    if batch < last:
-        raise _older_batch_error(root, transaction, batch, last)
-    if digest is not None and stored is not None and digest != stored:
+    if batch < last_batch:
+        raise _older_batch_error(root, transaction, batch, last_batch)
+    if digest is not None and last_digest is not None and digest != last_digest:
         raise _other_rows_error(root, transaction, batch)
     return True
 
@@ -526,7 +533,7 @@ def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> Re
         f"a batch above {last}, or batch {last} again with the same rows",
         "let one driver run the query alone; or put the newer checkpoint back, or a state of the "
         "store that is as old as the checkpoint (a backup of both); or start with a new "
-        "checkpointLocation, and let the source start behind what is stored (startingOffsets, "
+        "checkpointLocation, and let the source start after what is stored (startingOffsets, "
         "startingTimestamp). Nothing of the batch is stored",
     )
 

@@ -44,7 +44,7 @@ _CACHES: tuple[Any, ...] = (
     head_files.LAST_INDEXES,
     readers._last_snapshots,
     query_checks._noted,
-    writer._told,
+    writer._warned,
 )
 """What a process remembers of stores."""
 

@@ -30,7 +30,7 @@ Current Available Offsets: {{PythonMicroBatchStream@46507229: {{"from": 0, "of":
 WITH_FRAMES = f"""[PYTHON_DATA_SOURCE_ERROR] Failed to commit Python data source write: \
 Traceback (most recent call last):
   File "/venv/pyspark_tseries/spark/writer.py", line 188, in commit
-    _commit(self.target, tasks, (f"tseries:q:{{_query_id(tasks)}}", batchId))
+    _commit(self.target, tasks, (f"tseries:q:{{_require_query_id(tasks)}}", batchId))
 pyspark_tseries.errors.UpdateFailed: {OURS}
  SQLSTATE: 38000"""
 IN_A_TASK = f"""An exception was thrown from the Python worker:

@@ -127,7 +127,7 @@ def test_unreadable_entry_gives_no_cti_is_told_once_and_a_later_one_counts(tmp_p
 
 def test_two_threads_of_a_query_that_warn_of_the_same_warn_once(monkeypatch, caplog):
     def warn():
-        writer._tell_once("query", "about", "%s has no effect")
+        writer._warn_once("query", "about", "%s has no effect")
 
     class Told(dict):
         """The first thread that asks lets a second one in."""
@@ -139,7 +139,7 @@ def test_two_threads_of_a_query_that_warn_of_the_same_warn_once(monkeypatch, cap
             return super().setdefault(key, call)
 
     second = threading.Thread(target=warn)
-    monkeypatch.setattr(writer, "_told", Told())
+    monkeypatch.setattr(writer, "_warned", Told())
     warn()
     second.join()
     assert [each.getMessage() for each in caplog.records] == ["query has no effect"]
