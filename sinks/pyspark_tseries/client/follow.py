@@ -373,10 +373,10 @@ def _check_starts(
         return
     policy = AccessCheck(snapshot.settings.policy, author)
     policy.require("query_obsolete", "set starting_sequence, which shows overridden values")
-    others = set(starts).difference(choice.pick(list(starts)))
-    if others:
+    not_followed = set(starts).difference(choice.pick(list(starts)))
+    if not_followed:
         raise InvalidQuery(
-            f"starting_sequence names series '{min(others)}', which is not followed",
+            f"starting_sequence names series '{min(not_followed)}', which is not followed",
             f"series of {_describe_choice(choice)}",
             "follow it too, or leave it out",
         )

@@ -97,9 +97,9 @@ def open_acts(store: Store) -> list[ErasureRecord]:
     last_act = store.metadata().erasure
     if last_act is None:
         return []
-    done, open_records = flagged_acts(store.location, "done"), []
+    done_acts, open_records = flagged_acts(store.location, "done"), []
     for record in read_records(store.location, last_act):
-        if record.act.id in done:
+        if record.act.id in done_acts:
             break
         open_records.append(record)
     return open_records[::-1]
@@ -465,12 +465,12 @@ class _ErasureCommit:
         replaced: list[DataFile] = []
         new_files: list[WrittenFile] = []
         for file_group in dict.fromkeys(file.file_group for file in stored.holders):
-            old = [file for file in stored.holders if file.file_group == file_group]
-            key = tuple(file.path for file in old)
+            group_files = [file for file in stored.holders if file.file_group == file_group]
+            key = tuple(file.path for file in group_files)
             if key not in self._rewritten:
-                merge = Merge(self._store, snapshot, old, NEVER_US, self._erase_rows)
+                merge = Merge(self._store, snapshot, group_files, NEVER_US, self._erase_rows)
                 self._rewritten[key] = merge.write_all()
-            replaced += old
+            replaced += group_files
             new_files += self._rewritten[key]
         return replaced, new_files
 

@@ -232,7 +232,7 @@ def _create_rollup(source: Store, into: Location, options: RollupOptions) -> Sto
     settings = _parse_settings(source, options)
     values = [new_value_field(field) for field in settings.values(pa.schema(source.values))]
     retained = options.retained or UNLIMITED
-    return Store.create(into, values, retained, others={PROPERTY: settings.to_json()})
+    return Store.create(into, values, retained, more_properties={PROPERTY: settings.to_json()})
 
 
 def _parse_settings(

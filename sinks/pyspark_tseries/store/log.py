@@ -237,8 +237,8 @@ def _require_exclusive_writes(location: Location) -> None:
                 table.create_write_transaction([], "append", table.schema(), partition_by=["kind"])
 
         with ThreadPoolExecutor(PROBE_WRITERS) as pool:
-            for done in [pool.submit(commit) for _ in range(PROBE_WRITERS)]:
-                done.result()
+            for writer in [pool.submit(commit) for _ in range(PROBE_WRITERS)]:
+                writer.result()
         is_exclusive = load_table(probe).version() == PROBE_WRITERS * PROBE_ROUNDS
     finally:
         with contextlib.suppress(OSError):
@@ -615,7 +615,7 @@ class Log:
         files: Sequence[str] = (),
         *,
         synced: bool = True,
-        after: int | None = None,
+        expected_version: int | None = None,
     ) -> None:
         """Add `change` as an entry, unless another client has set one of its transactions.
 
@@ -623,7 +623,7 @@ class Log:
             change: the contents of the entry.
             files: the full paths of all files that it depends on.
             synced: True if a commit on a local path must survive a power loss once this returns.
-            after: the version that the caller has made `change` for; None for the newest known.
+            expected_version: the version that `change` was made for; None for the newest known.
 
         Raises:
             DeltaError: a competing commit was first, or the storage failed.
@@ -631,7 +631,7 @@ class Log:
         """
         expected = {name: self.transaction(name) for name in change.transactions}
         # The line above may have brought the log up to date, with a head unknown to the caller.
-        if after is not None and after != self.version():
+        if expected_version not in (None, self.version()):
             raise CommitFailedError("a competing commit was first")
         if self.location.is_local:
             self._add_local(change, files, synced, expected)

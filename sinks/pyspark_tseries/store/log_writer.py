@@ -230,8 +230,8 @@ def has_wrong_checksum(content: bytes) -> bool | None:
 
 def _checksum_around(content: bytes, start: int, end: int) -> int:
     """Return the checksum of `content` with zeros from `start` to `end`."""
-    before = zlib.crc32(content[:start])
-    return zlib.crc32(content[end:], zlib.crc32(NO_CHECKSUM.encode(), before))
+    prefix_crc = zlib.crc32(content[:start])
+    return zlib.crc32(content[end:], zlib.crc32(NO_CHECKSUM.encode(), prefix_crc))
 
 
 def correct_bit(content: bytes) -> bytes | None:
@@ -469,15 +469,15 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
     followed = False
     for entry in entries:
         sound = sound or {state: entry.version - 1}
-        after = _apply_entry(state, entry)
+        next_state = _apply_entry(state, entry)
         if entry.own is not None:
             sound = {_apply_entry(files, entry): version for files, version in sound.items()}
             followed = followed or first_change is not None
         else:
             last_foreign = entry
             if state in sound and not entry.changes_rows:
-                sound[after] = entry.version
-        state = after
+                sound[next_state] = entry.version
+        state = next_state
         if state in sound:
             sound[state] = entry.version
             first_change, followed = None, False

@@ -219,17 +219,19 @@ class Store:
         subscription: RetainedRange | None = None,
         *,
         policy: Policy | None = None,
-        others: Mapping[str, str] | None = None,
+        more_properties: Mapping[str, str] | None = None,
     ) -> "Store":
         """Return a new store at `path`, or the one that another client has just created there.
 
-        `others` are more properties of its table.
+        Its table also gets `more_properties`.
         """
         location = parse_location(path)
         table_properties = properties.new_properties(
             retained, min_retention_us, subscription, policy, is_local=location.is_local
         )
-        create_table(location, table_schema(values), {**table_properties, **(others or {})})
+        create_table(
+            location, table_schema(values), {**table_properties, **(more_properties or {})}
+        )
         store = Store.open(path)
         if retained is None:
             _LOG.warning(
@@ -301,8 +303,8 @@ class Store:
     def horizon(self) -> int:
         """Return the last commit that may have lost events to compaction; -1 if none has."""
         with self._lock:
-            after = self.log.transaction(HORIZON_TRANSACTION)
-            return -1 if after is None else after - 1
+            version = self.log.transaction(HORIZON_TRANSACTION)
+            return -1 if version is None else version - 1
 
     def refresh(self, *, whole: bool = True) -> bool:
         """Bring the log up to date; return False if the table was removed or replaced.
@@ -661,7 +663,7 @@ class Store:
             *(self.location.file(file.path) for file in attempt.written),
             *attempt.beside,
         ]
-        self.log.add(entry, files, synced=synced, after=version)
+        self.log.add(entry, files, synced=synced, expected_version=version)
         self._last.remember(attempt.head_id, attempt.index)
 
 

@@ -550,7 +550,7 @@ def _other_rows_error(root: str, transaction: str, batch: int) -> ReplayDiffers:
             "txnVersion. Values such as the current time differ at each evaluation: leave them "
             "out, or persist the DataFrame. Nothing of the batch is stored",
         )
-    before = f"'commits/{batch - 1}'" if batch else "a file with the lines v1 and {}"
+    previous_commit = f"'commits/{batch - 1}'" if batch else "a file with the lines v1 and {}"
     return ReplayDiffers(
         f"batch {batch} of query {name} comes again with other rows than those that the "
         f"store '{root}' has of it: an older checkpoint was put back, the query or its input has "
@@ -558,5 +558,5 @@ def _other_rows_error(root: str, transaction: str, batch: int) -> ReplayDiffers:
         "the same rows, in any order",
         "put the newer checkpoint back; or give the query the code and input of before until this "
         "batch is through; or keep the rows that are stored, and go on with the next batch: copy "
-        f"{before} of the checkpoint to 'commits/{batch}'. Nothing of the batch is stored",
+        f"{previous_commit} of the checkpoint to 'commits/{batch}'. Nothing of the batch is stored",
     )

@@ -239,8 +239,8 @@ def _accumulate_seen_times(
     """
     if rules.writer_timeout_us is None or record_us is None:
         return None
-    before = instant_or_sentinel(state.record_us)
-    clock = np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
+    earlier_us = instant_or_sentinel(state.record_us)
+    clock = np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
     times_us = clock[clock > NEVER]
     return np.maximum(clock, times_us[0]) if len(times_us) else None
 

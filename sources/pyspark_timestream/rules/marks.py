@@ -187,8 +187,8 @@ def _accumulate_record_times(
     """Return the greatest record timestamp so far at each record; None if no rule needs it."""
     if not rules.needs_record_times or record_us is None:
         return None
-    before = instant_or_sentinel(state.record_us)
-    return np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
+    earlier_us = instant_or_sentinel(state.record_us)
+    return np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
 
 
 class _Changes(NamedTuple):

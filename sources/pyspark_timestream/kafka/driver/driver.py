@@ -446,18 +446,18 @@ class StreamDriver:
         high_watermarks = self._ends.get_high_watermarks() if imported else {}
         earliest, ends = self._ends.find_first_ranges()
         starts = resolve_starts(self._options, earliest, ends, self._broker.offsets_at)
-        fixed = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
+        fixed_ends = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
         high_watermarks = self._add_lacking_ends(high_watermarks, starts.keys() if imported else ())
         snapshot = BrokerSnapshot(
             positions=starts,
-            ends=ends if fixed is None else fixed,
+            ends=ends if fixed_ends is None else fixed_ends,
             topic_ids=self._get_topic_ids(ends, fresh=True),
             imported=imported,
-            high_watermarks=limit_ends(high_watermarks, fixed, {}),
+            high_watermarks=limit_ends(high_watermarks, fixed_ends, {}),
         )
         warnings = self._warner.warn_at_start(earliest, starts, run.bounded)
         planned = plan_first_offset(stream, self._options.settings(), snapshot, run, warnings)
-        return replace(planned, fixed_ends=fixed)
+        return replace(planned, fixed_ends=fixed_ends)
 
     def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
         self._connect(group_name(self._options.group_prefix, previous.stream))

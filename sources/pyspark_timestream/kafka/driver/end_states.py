@@ -155,11 +155,13 @@ def _find_refused_states(
 def _find_missing_states(
     decoded: Mapping[Partition, GroupMetadata], group: str, *, is_read_again: bool
 ) -> Iterator[Diagnosis]:
-    others = sorted(
+    other_streams = sorted(
         {committed.other_stream for committed in decoded.values() if committed.other_stream}
     )
-    if others:
-        text = f"stream {', '.join(others)} overwrites what the tasks of this one write there: "
+    if other_streams:
+        text = (
+            f"stream {', '.join(other_streams)} overwrites what the tasks of this one write there: "
+        )
         text += describe_missing_states(is_read_again)
         yield Diagnosis(Kind.SHARED_GROUP, f"group '{group}'", text)
     elif not is_read_again:
