@@ -90,15 +90,15 @@ class _Batch:
 
 
 class _Place(NamedTuple):
-    """A place in a batch: the number of its events that were given."""
+    """A place in a batch, after the events that were delivered."""
 
     batch: _Batch
-    count: int
+    delivered: int
 
     @property
     def position(self) -> Position:
         """The position there."""
-        return self.batch.position_after(self.count)
+        return self.batch.position_after(self.delivered)
 
 
 class Follower:
@@ -245,17 +245,17 @@ class Follower:
 
     def _take(self) -> Any:
         event = self._ready.popleft()
-        batch, count = self._place
-        self._place = _Place(batch, count + 1)
+        batch, delivered = self._place
+        self._place = _Place(batch, delivered + 1)
         return (event.series, event.value) if self._gives_values else event
 
     def _read_more(self) -> bool:
         """Make new events of the store ready; return whether there are any."""
         with self._lock, named_failures(self._location):
             while not self._ready and not self._closed.is_set():
-                batch, count = self._place
-                if count < batch.table.num_rows:
-                    self._ready.extend(self._decode(batch.table.slice(count, ROWS_AT_ONCE)))
+                batch, delivered = self._place
+                if delivered < batch.table.num_rows:
+                    self._ready.extend(self._decode(batch.table.slice(delivered, ROWS_AT_ONCE)))
                     break
                 if self._is_drained and self._subscription.is_current():
                     break

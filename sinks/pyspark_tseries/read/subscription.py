@@ -194,9 +194,7 @@ class Subscription:
 
     def _count_events(self, snapshot: Snapshot) -> int:
         """Return the number of events of the chosen series that were ever committed."""
-        index, names = snapshot.index(), self._choice.names
-        if names is None:
-            names = self._name_chosen(snapshot)
+        index, names = snapshot.index(), self._choice.names or self._name_chosen(snapshot)
         columns = index.columns if names is None else index.lookup(list(names))
         return int((columns["last_sequence"] + 1).sum())
 

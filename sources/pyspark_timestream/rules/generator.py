@@ -68,7 +68,7 @@ class _Generator(NamedTuple):
     """A generator between two events: the CTI in force (or NEVER), the counter and the base."""
 
     cti_us: int
-    count: int
+    counter: int
     base_us: int | None
 
 
@@ -127,7 +127,7 @@ def _interleave(
     indices.append(index)
     ctis.append(us)
     all_indices, all_ctis = np.concatenate(indices), np.concatenate(ctis)
-    return GeneratedCtis(all_indices, all_ctis, generator.count, generator.base_us, effective)
+    return GeneratedCtis(all_indices, all_ctis, generator.counter, generator.base_us, effective)
 
 
 def _find_first_effective(
@@ -169,10 +169,10 @@ def _find_triggers(
 ) -> tuple[Instants, _Generator]:
     """Find the counted events that trigger a CTI, and the counter and base after them."""
     if len(times) and rules.every_events is not None:
-        first_trigger = rules.every_events - 1 - generator.count
+        first_trigger = rules.every_events - 1 - generator.counter
         triggers = np.arange(first_trigger, len(times), rules.every_events, dtype=np.int64)
-        count = (generator.count + len(times)) % rules.every_events
-        return triggers, generator._replace(count=count)
+        counter = (generator.counter + len(times)) % rules.every_events
+        return triggers, generator._replace(counter=counter)
     if len(times) and rules.every_us is not None:
         base_us = int(times[0]) if generator.base_us is None else generator.base_us
         triggers = _find_span_triggers(times, base_us, rules.every_us)
