@@ -353,6 +353,7 @@ class TimeSeries(Questions):
             StoreBusy: other writers won every attempt.
         """
         original = to_whole(original_sequence, "sequence", IncompatibleValue)
+        convert_value(original, pa.field("original_sequence", pa.int64()))  # Refuse larger numbers.
         return self._append_one(series, value, None, original)
 
     def append_many(

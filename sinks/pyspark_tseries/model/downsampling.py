@@ -204,17 +204,18 @@ def parse_fill(fill: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) ->
     Raises:
         InvalidQuery: a column has no values on a line, or cannot hold the value.
     """
+    word = fill if isinstance(fill, str) and fill in FILLS else None
     for aggregate in aggregates:
         if aggregate.function == "count":
             continue
         kind = result_type(schema, aggregate)
-        if fill == "linear" and not is_number(kind):
+        if word == "linear" and not is_number(kind):
             raise InvalidQuery(
                 f"column '{aggregate.name}' ({kind}) has no values on a line",
                 "'null', 'previous', or a value",
                 "take another fill, or aggregate numbers alone",
             )
-        if not (isinstance(fill, str) and fill in FILLS):
+        if word is None:
             try:
                 pa.array([fill], kind)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):

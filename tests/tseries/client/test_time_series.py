@@ -120,6 +120,10 @@ def test_what_may_not_be_stored_is_refused_and_stores_nothing(series, tmp_path):
         series.append("a", 1.0, at(4))
     with pytest.raises(NoSuchEvent, match="no original 7"):
         series.edit("a", 7, 1.0)
+    with pytest.raises(
+        IncompatibleValue, match=r"'original_sequence' cannot hold .*out of the range"
+    ):
+        series.edit("a", 2**70, 1.0)
     with pytest.raises(IncompatibleValue, match="'value' cannot hold 'text'"):
         series.append("a", "text")
     with pytest.raises(IncompatibleValue, match="no time zone"):

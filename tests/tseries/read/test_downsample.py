@@ -245,7 +245,7 @@ def test_what_is_no_aggregate_is_refused(named: dict[str, Any], said: str) -> No
     assert raised.value.next_step
 
 
-@pytest.mark.parametrize("fill", ["linear", "average", 3.5])
+@pytest.mark.parametrize("fill", ["linear", "average", 3.5, np.array([1.0, 2.0])])
 def test_a_fill_that_a_column_cannot_hold_is_refused(fill: Any) -> None:
     named = parse_aggregates(SCHEMA, {"money": "max", "whole": "max"})
     with pytest.raises(InvalidQuery, match=r"column '(money|whole)'"):
