@@ -215,15 +215,21 @@ def parse_fill(fill: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) ->
                 "'null', 'previous', or a value",
                 "take another fill, or aggregate numbers alone",
             )
-        if word is None:
-            try:
-                pa.array([fill], kind)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                raise InvalidQuery(
-                    f"column '{aggregate.name}' ({kind}) cannot hold the fill {fill!r}",
-                    f"{', '.join(map(repr, FILLS))}, or a value of its type",
-                    "correct it",
-                ) from None
+        if word is None and not _can_hold(kind, fill):
+            raise InvalidQuery(
+                f"column '{aggregate.name}' ({kind}) cannot hold the fill {fill!r}",
+                f"{', '.join(map(repr, FILLS))}, or a value of its type",
+                "correct it",
+            )
+
+
+def _can_hold(kind: pa.DataType, fill: Any) -> bool:
+    try:
+        held = pa.array([fill], kind)[0].as_py()
+        # Arrow makes 1 of 1.5. A float takes the nearest value, as it does everywhere.
+        return bool(pa.types.is_nested(kind) or pa.types.is_floating(kind) or held == fill)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
 
 
 def result_type(schema: pa.Schema, aggregate: Aggregate) -> pa.DataType:

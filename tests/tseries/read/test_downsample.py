@@ -252,6 +252,13 @@ def test_a_fill_that_a_column_cannot_hold_is_refused(fill: Any) -> None:
         parse_fill(fill, SCHEMA, named)
 
 
+def test_a_fraction_fills_no_column_of_whole_numbers() -> None:
+    named = parse_aggregates(SCHEMA, {"real": "max", "whole": "max"})
+    with pytest.raises(InvalidQuery, match=r"column 'whole' \(int32\) cannot hold the fill 1.5"):
+        parse_fill(1.5, SCHEMA, named)
+    parse_fill(2.0, SCHEMA, named)
+
+
 def test_a_sum_that_64_bits_do_not_hold_is_refused_by_name() -> None:
     schema = pa.schema([("n", pa.int64())])
     table = pa.table(
