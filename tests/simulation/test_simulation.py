@@ -25,7 +25,8 @@ def test_seeds_of_this_commit_deliver_what_the_oracle_says(shard: int) -> None:
     report = run_seeds(itertools.count(first, SHARDS), SIMULATION_SECONDS)
     print(f"seeds {first}, {first + SHARDS}, ...: {report}")
     assert report.findings == []
-    assert report.faults
+    # One seed may meet no fault, and a slow machine has time for one only.
+    assert report.faults or report.seeds == 1
 
 
 def test_a_seed_decides_everything() -> None:
