@@ -290,7 +290,8 @@ class TimeSeries(Questions):
             expected_sequence: store the event only if this is the highest sequence of the series,
                 edits included; -1: only if it has no event; None: in any case.
             if_newest: store the event only if this returns True for the series' newest original
-                with its current value, None if it has no event; it may be called several times.
+                with its current value, as `latest` does, None if that shows none: the series has no
+                event, or edits have filled its `limit`. It may be called several times.
 
         Raises:
             ConditionFailed: one of the two does not hold; nothing is stored.

@@ -34,6 +34,16 @@ def test_set_appends_with_the_time_of_now(store):
     assert values(store) == [1.0, 2.0]
 
 
+def test_a_condition_sees_what_latest_shows_and_so_no_event_that_edits_have_hidden(tmp_path):
+    store = TimeSeries.create(tmp_path / "s", CELSIUS, "limit 1", auto_compact=False)
+    store.append("a", 1.0)
+    store.edit("a", 0, 2.0)
+    assert store.latest("a").events == ()
+    seen = []
+    store.append("a", 3.0, expected_sequence=1, if_newest=lambda newest: not seen.append(newest))
+    assert seen == [None]
+
+
 def test_an_append_is_stored_only_after_the_expected_sequence(store):
     first = store.append("a", 1.0, expected_sequence=-1)
     for wrong in (-1, 1, 7):
