@@ -85,8 +85,10 @@ def _is_type(kind: pa.DataType, spark_type: str) -> bool:
 def _is_headers(kind: pa.DataType) -> bool:
     if not (pa.types.is_list(kind) and pa.types.is_struct(kind.value_type)):
         return False
-    fields = [(field.name, field.type) for field in kind.value_type]
-    return fields == [("key", pa.string()), ("value", pa.binary())]
+    if [field.name for field in kind.value_type] != ["key", "value"]:
+        return False
+    key, value = (field.type for field in kind.value_type)
+    return _is_type(key, _NAME) and value in (pa.binary(), pa.large_binary())
 
 
 def split_ctis(block: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:
@@ -156,7 +158,7 @@ def _check_headers(headers: pa.Array, header: str | None) -> None:
     if header is None:
         return
     reserved = pa.array([header, f"{header}-writer", f"{header}-close"])
-    is_reserved = pc.is_in(keys, value_set=reserved)
+    is_reserved = pc.is_in(keys, value_set=reserved.cast(keys.type))
     if is_reserved.true_count:
         raise SchemaRefused(
             f"a row has a header {keys.filter(is_reserved)[0].as_py()!r}",

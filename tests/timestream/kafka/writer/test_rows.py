@@ -124,6 +124,21 @@ def test_all_columns_of_a_record_are_accepted() -> None:
         check_columns(pa.schema([("value", pa.string()), ("topic", pa.int32())]), has_marks=False)
 
 
+def test_headers_come_with_arrows_large_types_as_all_other_columns_do() -> None:
+    large = pa.list_(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
+    check_columns(pa.schema([("value", pa.large_string()), ("headers", large)]), has_marks=True)
+
+    def build(key: str) -> list:
+        headers = pa.array([[{"key": key, "value": b"x"}]], large)
+        values = pa.array(["v"], pa.large_string())
+        rows = pa.RecordBatch.from_arrays([values, headers], ["value", "headers"])
+        return build_messages(rows, "cti")
+
+    assert build("h")[0]["headers"] == [("h", b"x")]
+    with pytest.raises(SchemaRefused, match="header 'cti'"):
+        build("cti")
+
+
 def topics_of(rows: TaskRows) -> list:
     found = []
     while each := rows.next_block():
