@@ -315,9 +315,25 @@ def _segments(zone: str, low: int, high: int) -> list[tuple[int, int, int]]:
     return [(start, end, _offset(zone, start)) for start, end in zip(starts, ends, strict=True)]
 
 
+_FIRST_YEAR: Final = 1800
+"""No zone has a transition before."""
+
+_REPEATED_YEAR: Final = 2100
+"""From here on all zones change by rules of weekdays, so every 400 years alike."""
+
+_CYCLE_YEARS: Final = 400
+_CYCLE_US: Final = 146_097 * DAY_US
+
+
 @lru_cache(maxsize=4096)
 def _transitions(zone: str, year: int) -> tuple[int, ...]:
     """Return the times of a year at which the offset of `zone` changes; one a day at most."""
+    if year < _FIRST_YEAR:
+        return ()
+    if _REPEATED_YEAR + _CYCLE_YEARS <= year < 9999:
+        cycles = (year - _REPEATED_YEAR) // _CYCLE_YEARS
+        same_year = _transitions(zone, year - cycles * _CYCLE_YEARS)
+        return tuple(change + cycles * _CYCLE_US for change in same_year)
     begin = max(from_datetime(datetime(year, 1, 1, tzinfo=UTC)), MIN_US + DAY_US)
     end = FINAL_US - DAY_US
     if year < 9999:
