@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import compress
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -33,6 +34,9 @@ DEFAULT_ORIGIN_US: Final = 946_857_600_000_000
 
 MAX_BUCKETS: Final = 10_000_000
 """Fill a series up to at most this many buckets."""
+
+_MANY_PIECES: Final = 200
+"""A century has so many."""
 
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 _CALENDAR: Final = re.compile(r"([0-9]+)\s*(month|quarter|year)s?", re.IGNORECASE | re.ASCII)
@@ -59,7 +63,13 @@ class Buckets:
         if self.zone is None or not len(us):
             return self._floor(us)
         result = np.empty_like(us)
-        for piece in self._pieces(int(us.min()), int(us.max())):
+        pieces = list(self._pieces(int(us.min()), int(us.max())))
+        if len(pieces) > _MANY_PIECES:
+            # Most are empty, as between most times and one of a wrong clock.
+            limits = [piece.start for piece in pieces] + [pieces[-1].end]
+            counts = np.diff(np.searchsorted(np.sort(us), limits))
+            pieces = list(compress(pieces, counts))
+        for piece in pieces:
             inside = np.flatnonzero((us >= piece.start) & (us < piece.end))
             times = us[inside]
             floors = self._floor(times + piece.offset) - piece.offset

@@ -85,6 +85,16 @@ def test_buckets_begin_where_the_clock_shows_a_multiple(
     assert buckets.ends(every[:-1]).tolist() == every[1:].tolist()
 
 
+@pytest.mark.parametrize("width", ["1 hour", "1 day", "1 month"])
+def test_a_time_of_a_wrong_clock_changes_the_buckets_of_no_other(width: str) -> None:
+    buckets = parse_buckets(width, "Europe/Berlin")
+    times = np.arange(us(2024, 3, 1), us(2024, 11, 1), 7 * HOUR_US)
+    wrong = np.array([us(9998, 6, 1), us(3, 1, 1)])
+    starts = buckets.starts(np.concatenate([times, wrong]))
+    assert starts[:-2].tolist() == buckets.starts(times).tolist()
+    assert starts[-2:].tolist() == [int(buckets.starts(wrong[n : n + 1])[0]) for n in (0, 1)]
+
+
 @pytest.mark.parametrize("width", ["15 minutes", "1 hour", "12 hours", "1 day", "2 days"])
 @pytest.mark.parametrize(("zone", "day"), [*ODD_DAYS, ("Pacific/Apia", (2011, 12, 30))])
 def test_a_bucket_ends_where_the_next_begins_also_if_the_clock_skips_into_one(
