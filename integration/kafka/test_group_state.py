@@ -117,7 +117,7 @@ def test_two_streams_of_one_group_say_that_they_read_twice(
     said = [line for line in caplog.messages if "a shared group" in line]
     assert len(said) == 1
     assert (
-        f"group '{given['kafka.group.id']}': stream {offsets[other]['stream'][:8]} writes"
+        f"group '{given['kafka.group.id']}': stream {offsets[other]['stream'][:8]} overwrites"
         in said[0]
     )
     # The clock is right all the same.

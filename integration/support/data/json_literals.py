@@ -70,8 +70,12 @@ def _split(lines: str) -> list[str]:
     return re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^\s"])+', lines)
 
 
+_ARABIC_ONE = '"\N{ARABIC-INDIC DIGIT ONE}"'
+_LEAST_DOUBLE = "5e-324"
+
 LITERALS = (
     *_split(_NUMBERS), *_split(_TEXTS), *_split(_TIMES), *_split(_NESTED),
+    _ARABIC_ONE, _LEAST_DOUBLE,
     '{ "x" : 1 }', "[1, 2]", '{"x": 1.50, "z": [1 , 2]}', '"a\tb"', '"a\nb"', '"\x7f"', "1 ",
 )  # fmt: skip
 
@@ -105,6 +109,15 @@ def _is_high_byte(literal: str, kind: str) -> bool:
 
 def _is_minus_zero(literal: str, kind: str) -> bool:
     return kind in {"float", "double"} and literal == "-0"
+
+
+def _has_other_digits(literal: str, kind: str) -> bool:
+    kinds = {"decimal(5,2)", "decimal(38,0)", "decimal(38,18)", "date"}
+    return literal == _ARABIC_ONE and kind in kinds
+
+
+def _is_printed_otherwise(literal: str, kind: str) -> bool:
+    return kind == "string" and literal == _LEAST_DOUBLE
 
 
 def _is_surrogate(literal: str, kind: str) -> bool:
@@ -160,6 +173,10 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
     "numbers such as `+INF` and `+Infinity`, text in single quotes": _is_no_json,
     "`128` to `255` as a byte": _is_high_byte,
     "`-0` as a float or double": _is_minus_zero,
+    "digits of other scripts, such as `\N{ARABIC-INDIC DIGIT ONE}`, in a text, as a decimal or "
+    "date": _has_other_digits,
+    "a double that Java prints with other than the fewest digits, such as `5e-324`, and `1e23` in "
+    "Java 17, as a string": _is_printed_otherwise,
     "half a surrogate pair such as `\\ud800`, as a string": _is_surrogate,
     "a name twice in an object, read as a string or map": _has_a_name_twice,
     "base64 with a last character alone, or broken text, as binary": _is_no_base64,
