@@ -67,7 +67,8 @@ class Job:
     def exception(self) -> BaseException | None:
         """What it raised, as `Future.exception`."""
         self.run()
-        assert self._outcome is not None
+        if self._outcome is None:
+            raise Killed  # Its process died, as by a loss of power.
         error = self._outcome[1]
         if isinstance(error, Killed):
             raise error
