@@ -33,13 +33,14 @@ COMMITS = size(100, 20)
 """A round."""
 
 STEADY_COMMITS = size(1_000, 100)
-"""A round, of those whose slowest percent is measured: seven checkpoints."""
+"""A round, of those whose slowest percent is measured: several times as many as a checkpoint has."""
 
 THREADS = (1, 4, 16)
 THREAD_EVENTS = size(400, 64)
 """A round, of all threads together."""
 
 SERIES = 100
+VALUES = {"value": pa.int64()}
 SQL = "INSERT INTO events VALUES (?, ?, ?)"
 
 
@@ -49,15 +50,21 @@ def in_turn(write: Callable[[int], object]) -> Contender:
 
     def run() -> Done:
         nonlocal made
-        took = []
-        for number in range(made, made + COMMITS):
-            began = time.perf_counter()
-            write(number)
-            took.append((time.perf_counter() - began) * 1000)
+        took = time_commits(write, range(made, made + COMMITS))
         made += COMMITS
         return Done(median(took), {"commits": COMMITS})
 
     return run
+
+
+def time_commits(write: Callable[[int], object], numbers: range) -> list[float]:
+    """What each commit takes, in ms."""
+    took = []
+    for number in numbers:
+        began = time.perf_counter()
+        write(number)
+        took.append((time.perf_counter() - began) * 1000)
+    return took
 
 
 def open_database(path: str, synchronous: str) -> sqlite3.Connection:
@@ -86,12 +93,17 @@ def sqlite(location: str, synchronous: str, rows: int) -> Iterator[Contender]:
     database.close()
 
 
+def append_to(store: TimeSeries) -> Callable[[int], object]:
+    """What appends one event."""
+    return lambda number: store.append(f"series {number % SERIES}", number)
+
+
 def tseries(location: str, durability: str, rows: int) -> Contender:
     """Commits to a store."""
     path = f"{location}/{durability}{rows}"
-    store = TimeSeries.create(path, {"value": pa.int64()}, "limit 1000", durability=durability)
+    store = TimeSeries.create(path, VALUES, "limit 1000", durability=durability)
     if rows == 1:
-        return in_turn(lambda number: store.append(f"series {number % SERIES}", number))
+        return in_turn(append_to(store))
 
     def write(number: int) -> None:
         names = [f"series {(number + i) % SERIES}" for i in range(rows)]
@@ -102,14 +114,10 @@ def tseries(location: str, durability: str, rows: int) -> Contender:
 
 def slowest_percent(location: str) -> Comparison:
     """The 99th percentile of the commits of single events beside their median."""
-    store = TimeSeries.create(f"{location}/slowest", {"value": pa.int64()}, "limit 1000")
+    write = append_to(TimeSeries.create(f"{location}/slowest", VALUES, "limit 1000"))
     took: dict[str, list[float]] = {"median": [], "99th percentile": []}
     for turn in range(1 + ROUNDS):
-        ms: list[float] = []
-        for number in range(STEADY_COMMITS):
-            began = time.perf_counter()
-            store.append(f"series {number % SERIES}", number)
-            ms.append((time.perf_counter() - began) * 1000)
+        ms = time_commits(write, range(STEADY_COMMITS))
         if turn:  # The first is the warm-up, as in the other jobs.
             took["median"].append(median(ms))
             took["99th percentile"].append(quantiles(ms, n=100)[-1])
@@ -176,14 +184,14 @@ def by_threads(threads: int, connect: Callable[[], Callable[[int], object]]) -> 
 def shared_by(location: str, threads: int) -> Comparison:
     """Events of some threads, durable in both."""
     path = f"{location}/threads{threads}"
-    store = TimeSeries.create(path, {"value": pa.int64()}, "limit 1000")
+    store = TimeSeries.create(path, VALUES, "limit 1000")
 
     def to_sqlite() -> Callable[[int], object]:
         database = open_database(f"{path}.db", "FULL")
         return lambda n: database.execute(SQL, (f"series {n % SERIES}", n, n))
 
     def to_store() -> Callable[[int], object]:
-        return lambda n: store.append(f"series {n % SERIES}", n)
+        return append_to(store)
 
     contenders = {
         "SQLite, FULL": by_threads(threads, to_sqlite),

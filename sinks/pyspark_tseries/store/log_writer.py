@@ -682,9 +682,11 @@ class _Checkpointer:
         if due is None:
             return  # An earlier call has written it.
         with contextlib.suppress(*UNREADABLE):
-            is_late = _count_overdue(location, due.version) >= _INTERVALS_LEFT * due.interval
-            if is_late or not _is_maintained(location):
-                write_due_checkpoint(location, *due)
+            if _is_maintained(location):
+                overdue = _count_overdue(location, due.version)
+                if overdue < _INTERVALS_LEFT * due.interval:
+                    return  # Maintenance writes it.
+            write_due_checkpoint(location, *due)
 
 
 def _is_maintained(location: Location) -> bool:
