@@ -17,13 +17,17 @@ import os
 import re
 import socket
 import ssl
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pyspark_timestream.core.options import hide_secrets, option_specs
@@ -227,6 +231,36 @@ _FORMS: Final = {"protobuf": "serialized"}
 """Format -> the form of the text to ask the registry for; others are asked for the text itself."""
 
 
+_OAUTH: Final = "authlib.integrations.httpx_client"
+"""The module that confluent-kafka's client takes its two classes for OAuth from."""
+
+
+@contextmanager
+def _defer_oauth() -> Iterator[None]:
+    """Within the block, let confluent-kafka's client be imported without OAuth.
+
+    OAuth takes two thirds of the client's import, 0.4 s in each process that asks a registry. The
+    first client with a login by OAuth imports it.
+    """
+    is_imported = _OAUTH in sys.modules or "confluent_kafka.schema_registry" in sys.modules
+    if is_imported or find_spec("authlib") is None:
+        yield
+        return
+
+    def find_class(name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **settings: getattr(import_module(_OAUTH), name)(*args, **settings)
+
+    stand_in = ModuleType(_OAUTH)
+    stand_in.__dict__["__getattr__"] = find_class
+    sys.modules[_OAUTH] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules[_OAUTH]
+
+
 class _Client:
     """Asks the schema registry for one schema and its references.
 
@@ -241,8 +275,9 @@ class _Client:
     def __init__(self, settings: Mapping[str, str], format: str = "") -> None:
         _check_files(settings)
         try:
-            from confluent_kafka.schema_registry import SchemaRegistryClient
-            from confluent_kafka.schema_registry.error import SchemaRegistryError
+            with _defer_oauth():
+                from confluent_kafka.schema_registry import SchemaRegistryClient
+                from confluent_kafka.schema_registry.error import SchemaRegistryError
         except ImportError as error:
             library = error.name or "confluent-kafka[schemaregistry]"
             raise MissingExtra.create("a schema registry", library, "registry") from None

@@ -1,13 +1,16 @@
 """The registry's client against a registry that answers, refuses, hangs, lies or is gone."""
 
 import base64
+import json
 import logging
 import pickle
 import socket
+import subprocess
 import sys
 import threading
 import time
 import uuid
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from schema_registry import Mode, Reference, serve_schema_registry
@@ -491,6 +494,56 @@ def test_token_is_checked_and_passed_on(stub, wrong):
     assert connect(stub.url, **TOKEN).fetch_schema(number, "avro").text == LONG
     message, _ = refusal(lambda: connect(stub.url, **wrong).fetch_schema(number, "avro"))
     assert "it answered 401 (Unauthorized)" in message
+
+
+class TokenEndpoint(BaseHTTPRequestHandler):
+    """Gives everybody the token that the registry asks for."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = {"access_token": "hunter2.token", "token_type": "Bearer", "expires_in": 3600}
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+WITHOUT_OAUTH = """
+import sys
+from pyspark_timestream.kafka.registry import SchemaRegistry
+
+url, number, token_url = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+oauth = "authlib.integrations.httpx_client"
+token = {"bearer.auth.credentials.source": "STATIC_TOKEN", "bearer.auth.logical.cluster": ""}
+settings = {"url": url, **token, "bearer.auth.token": "hunter2.token"}
+assert SchemaRegistry(settings).fetch_schema(number, "avro").key == number
+assert oauth not in sys.modules and "joserfc" not in sys.modules
+login = {
+    "bearer.auth.credentials.source": "OAUTHBEARER",
+    "bearer.auth.client.id": "reader",
+    "bearer.auth.client.secret": "hunter2",
+    "bearer.auth.scope": "schemas",
+    "bearer.auth.issuer.endpoint.url": token_url,
+    "bearer.auth.logical.cluster": "lsrc-1",
+    "bearer.auth.identity.pool.id": "pool-1",
+}
+assert SchemaRegistry({"url": url, **login}).fetch_schema(number, "avro").key == number
+assert oauth in sys.modules and "joserfc" in sys.modules
+"""
+
+
+def test_a_login_by_oauth_reads_the_registry_and_nobody_else_imports_it(stub):
+    number = stub.register("trips-value", LONG)
+    stub.token = "hunter2.token"
+    with HTTPServer(("127.0.0.1", 0), TokenEndpoint) as tokens:
+        threading.Thread(target=tokens.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{tokens.server_port}/token"
+        run = [sys.executable, "-c", WITHOUT_OAUTH, stub.url, str(number), address]
+        subprocess.run(run, check=True, timeout=60)
+        tokens.shutdown()
 
 
 @pytest.mark.parametrize("given", [LOGIN, TOKEN, {**LOGIN, "ssl.key.password": "hunter2"}])
