@@ -33,7 +33,7 @@ COMMITS = size(100, 20)
 """A round."""
 
 STEADY_COMMITS = size(1_000, 100)
-"""A round, of those whose slowest percent is measured: several times as many as a checkpoint has."""
+"""A round, of those whose slowest percent is measured: several checkpoints are due in it."""
 
 THREADS = (1, 4, 16)
 THREAD_EVENTS = size(400, 64)
