@@ -107,7 +107,7 @@ def find_horizon(commit: Int64Array, commit_us: Int64Array, latest_us: int) -> i
 
 
 def select_kept_events(
-    events: pa.Table, states: pa.Table, head: SeriesIndex, retained: RetainedRange, horizon: int
+    events: pa.Table, states: pa.Table, index: SeriesIndex, retained: RetainedRange, horizon: int
 ) -> BoolArray:
     """Flag the `events` that compaction keeps: all that are visible at the horizon or later.
 
@@ -116,7 +116,7 @@ def select_kept_events(
     names, codes = encode_runs(events["series"])
     rows = states.take(pc.index_in(names, states["series"].combine_chunks()))
     state = {name: to_int64(rows[name]) for name in rows.column_names if name != "series"}
-    floors = head.min_retained(names.to_pylist())
+    floors = index.min_retained(names.to_pylist())
     low, low_us = min_retained(retained, state["horizon_sequence"], state["horizon_us"], floors)
     sequence, us = to_int64(events["sequence"]), to_int64(events["timestamp"])
     inside = (sequence >= low[codes]) & (us >= low_us[codes])

@@ -51,12 +51,12 @@ class RecoveredHead:
 
     Attributes:
         metadata: the newest readable metadata; NO_COMMIT if there is none.
-        head: the newest whole head, for its floors; an empty one if there is none.
+        index: that of the newest whole head, for its floors; empty without one.
         current: True if `metadata` is that of the current head.
     """
 
     metadata: CommitMetadata
-    head: SeriesIndex
+    index: SeriesIndex
     current: bool
 
 
@@ -227,10 +227,10 @@ def rebuild(
     store.log.check()
     require_owner(store, author_or_user(principal), "make the head again")
 
-    def rebuild_head(head_id: int | None, version: int) -> SeriesIndex:
+    def rebuild_index(head_id: int | None, version: int) -> SeriesIndex:
         states, newest_us = scan_state(store.location, store.data_files(), -1)
         recovered = recover_head(store)
-        metadata, floors = recovered.metadata, min_retained_table(recovered.head)
+        metadata, floors = recovered.metadata, min_retained_table(recovered.index)
         commit_us = max(newest_us, metadata.commit_us)
         # Normally a commit's number is below the version of its log entry, but a repair may have
         # raised it. The maximum is above all earlier numbers.
@@ -253,4 +253,4 @@ def rebuild(
         )
         return build_index(states, metadata, floors)
 
-    return len(replace_index(store, rebuild_head, timed=False).ids)
+    return len(replace_index(store, rebuild_index, timed=False).ids)

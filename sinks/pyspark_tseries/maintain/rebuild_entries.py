@@ -406,9 +406,9 @@ def _entry_path(log: _Log, version: int) -> str:
 def _has_faults(location: Location, table: DeltaTable) -> bool:
     files = data_files(location, pa.table(table.get_add_actions(flatten=True)))
     head_id = table.transaction_version(HEAD_TRANSACTION)
-    head = load_index(location, head_id, None, SeriesIndex())
+    index = load_index(location, head_id, None, SeriesIndex())
     horizon = table.transaction_version(HORIZON_TRANSACTION)
-    retained = read_settings(table.metadata().configuration, head.metadata).retained
+    retained = read_settings(table.metadata().configuration, index.metadata).retained
     compacted = CompactionHorizon(-1 if horizon is None else horizon - 1, retained)
     values = value_fields(pa.schema(table.schema()))
     table_columns = set(pa.schema(table.schema()).names)
@@ -419,7 +419,7 @@ def _has_faults(location: Location, table: DeltaTable) -> bool:
         if check.problem is not None or not table_columns.issuperset(names):
             return True
         samples += check.samples
-    return any(check_rows(location, compacted, head, files, samples))
+    return any(check_rows(location, compacted, index, files, samples))
 
 
 def put_rebuilt(location: Location, rebuilt: Iterable[RebuiltEntry]) -> str:
@@ -627,13 +627,13 @@ def correct_future_commits(store: Store, future: FutureCommits) -> None:
             dataclasses.replace(to_data_file(new, old.first_commit), last_commit=old.last_commit)
             for new, old in zip(new_files, future.files, strict=True)
         ]
-        head = _rebuild_head(store, [*unchanged, *stored], future.now_us)
-        write_head(location, new_id, make_full_table(head))
+        index = _rebuild_index(store, [*unchanged, *stored], future.now_us)
+        write_head(location, new_id, make_full_table(index))
         now_ms = future.now_us // 1000
         change = NewEntry(
             [*remove_files(future.files, now_ms), *add_files(new_files, now_ms)],
             {HEAD_TRANSACTION: new_id},
-            head.metadata.commit,
+            index.metadata.commit,
         )
         files = [location.file(file.path) for file in new_files]
         log.mark_checked()
@@ -658,8 +658,8 @@ def _rewrite_file(
     return write_events(store.location, path, rows)
 
 
-def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> SeriesIndex:
-    """Build the head from the events, without floors that times in the future have raised."""
+def _rebuild_index(store: Store, files: Sequence[DataFile], now_us: int) -> SeriesIndex:
+    """Build the index from the events, without floors that times in the future have raised."""
     before = store.index()
     states, _ = scan_state(store.location, files, -1)
     metadata, floors = _next_metadata(before.metadata, now_us), min_retained_table(before)

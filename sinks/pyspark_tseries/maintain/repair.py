@@ -227,7 +227,7 @@ def _compare_heads(
         return None
     names = index_after.ids.names()
     last_before, last_after = (
-        head.lookup(names)["last_sequence"] for head in (index_before, index_after)
+        index.lookup(names)["last_sequence"] for index in (index_before, index_after)
     )
     rows = zip(names, last_before.tolist(), last_after.tolist(), strict=True)
     return {
@@ -584,10 +584,10 @@ class _Repair:
         """Commit the current head again, as the head of the next commit or of `commit`."""
 
         def make(head_id: int | None, _: int) -> SeriesIndex:
-            head = store.index()
-            metadata = next_metadata(head, head_id, now_us=now_us(), rows=0)
+            index = store.index()
+            metadata = next_metadata(index, head_id, now_us=now_us(), rows=0)
             number = metadata.commit if commit is None else commit
-            return replace(head, metadata=replace(metadata, commit=number))
+            return replace(index, metadata=replace(metadata, commit=number))
 
         replace_index(store, make, timed=False)
 
@@ -782,7 +782,7 @@ def _repair_head(job: _Repair) -> None:
 
 def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
     """Describe the recovered state that no event records, so that it is older than the head."""
-    metadata, event_commit = recovered.metadata, recovered.head.metadata.commit
+    metadata, event_commit = recovered.metadata, recovered.index.metadata.commit
     if not recovered.current:
         age = (
             f"as they were with commit {metadata.commit}"

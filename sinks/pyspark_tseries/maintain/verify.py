@@ -79,8 +79,8 @@ def describe(
     """
     store = Store.open(parse_location(path, storage_options))
     snapshot = store.snapshot()
-    head = snapshot.index()
-    metadata, last_sequences = head.metadata, head.columns["last_sequence"]
+    index = snapshot.index()
+    metadata, last_sequences = index.metadata, index.columns["last_sequence"]
     return {
         "path": snapshot.root,
         "id": store.id,
@@ -310,19 +310,19 @@ class _Events:
 
 
 def find_violations(
-    events: pa.Table, head: SeriesIndex, compacted: CompactionHorizon
+    events: pa.Table, index: SeriesIndex, compacted: CompactionHorizon
 ) -> list[Finding]:
     """Return the violations of the rules by `events`."""
     if not events.num_rows:
         return []
     sorted_events = _sort_events(events)
-    required = _find_required_sequences(sorted_events, head, compacted)
+    required = _find_required_sequences(sorted_events, index, compacted)
     checks = (
         _check_sequences(sorted_events, required),
         _check_timestamps(sorted_events),
         _check_commits(sorted_events),
         _check_edits(sorted_events, required),
-        _check_head(sorted_events, head),
+        _check_head(sorted_events, index),
     )
     return [finding for check in checks for finding in check]
 
@@ -347,14 +347,14 @@ def _sort_events(events: pa.Table) -> _Events:
 
 
 def _find_required_sequences(
-    events: _Events, head: SeriesIndex, compacted: CompactionHorizon
+    events: _Events, index: SeriesIndex, compacted: CompactionHorizon
 ) -> Int64Array:
     """Return, for each series, the sequence from which on no event may be missing."""
     required = np.zeros(len(events.names), np.int64)
     if compacted.horizon < 0:
         return required
     states = compute_state(events.table, compacted.horizon).sort_by("series")
-    floors = head.min_retained(events.names)
+    floors = index.min_retained(events.names)
     newest = to_int64(states["horizon_sequence"]), to_int64(states["horizon_us"])
     required, oldest_us = min_retained(compacted.retained, *newest, floors)
     inside = events.timed & (events.us >= oldest_us[events.codes])
@@ -440,9 +440,9 @@ def _find_wrong_originals(
     return unlike
 
 
-def _check_head(events: _Events, head: SeriesIndex) -> Iterator[Finding]:
+def _check_head(events: _Events, index: SeriesIndex) -> Iterator[Finding]:
     states = compute_state(events.table, -1).sort_by("series")
-    head_columns = head.lookup(events.names)
+    head_columns = index.lookup(events.names)
     for column in head_columns:
         stored = to_int64(states[column])
         wrong = head_columns[column] != stored
@@ -487,7 +487,7 @@ def verify(path: str | Location, storage_options: Mapping[str, str] | None = Non
 
 def _find_damage(store: Store) -> Iterator[Finding]:
     errors: list[Finding] = []
-    head = data = None
+    index = data = None
     with _noted(errors):
         store.log.check()
     with _noted(errors):
@@ -496,9 +496,9 @@ def _find_damage(store: Store) -> Iterator[Finding]:
     with _noted(errors):
         data = store.data_files()
     with _noted(errors):
-        head = store.index() if data is not None else None
+        index = store.index() if data is not None else None
     with _noted(errors):
-        list(read_records(store.location, None if head is None else head.metadata.erasure))
+        list(read_records(store.location, None if index is None else index.metadata.erasure))
     yield from errors
     readable: list[DataFile] = []
     samples: list[Sample] = []
@@ -512,9 +512,9 @@ def _find_damage(store: Store) -> Iterator[Finding]:
         samples += checked.samples
         if checked.stats is not None and not file.is_foreign:
             yield from compare_bounds(file, logged[file.path], checked.stats)
-    if head is not None:
+    if index is not None:
         compacted = CompactionHorizon(store.horizon(), store.settings.retained)
-        yield from check_rows(store.location, compacted, head, readable, samples)
+        yield from check_rows(store.location, compacted, index, readable, samples)
 
 
 @contextlib.contextmanager
@@ -528,20 +528,20 @@ def _noted(errors: list[Finding]) -> Iterator[None]:
 def check_rows(
     location: Location,
     compacted: CompactionHorizon,
-    head: SeriesIndex,
+    index: SeriesIndex,
     data: list[DataFile],
     samples: list[Sample],
 ) -> Iterator[Finding]:
     """Yield the violations of the events in the readable files `data`, with keys as `samples`."""
-    has_rows = np.zeros(len(head.columns["last_sequence"]), bool)
+    has_rows = np.zeros(len(index.columns["last_sequence"]), bool)
     for keys in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
         events = read_key_range(location, data, keys, BASE_SCHEMA, CHECKED_COLUMNS)
-        ids = head.ids.find(events["series"].unique().to_pylist())
+        ids = index.ids.find(events["series"].unique().to_pylist())
         has_rows[ids[(ids >= 0) & (ids < len(has_rows))]] = True
-        yield from find_violations(events, head, compacted)
-    names = head.ids.names()
-    lost = np.flatnonzero(~has_rows & (head.columns["last_sequence"] >= 0))
+        yield from find_violations(events, index, compacted)
+    names = index.ids.names()
+    lost = np.flatnonzero(~has_rows & (index.columns["last_sequence"] >= 0))
     for row in lost[:MAX_LOST_SERIES]:
-        name, last_sequence = names[int(row)], int(head.columns["last_sequence"][row])
+        name, last_sequence = names[int(row)], int(index.columns["last_sequence"][row])
         problem = f"series '{name}': the head has last_sequence {last_sequence}, without events"
         yield Finding("state", problem, series=name, sequences=(0, last_sequence))

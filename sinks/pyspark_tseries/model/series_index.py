@@ -384,5 +384,5 @@ def build_index(
     states: pa.Table, metadata: CommitMetadata, floors: pa.Table | None = None
 ) -> SeriesIndex:
     """Return the index of series in these states, with the `floors` from `min_retained_table`."""
-    head = apply_change(SeriesIndex(), attach_metadata(state_to_change(states), metadata))
-    return head if floors is None else apply_change(head, attach_metadata(floors, metadata))
+    index = apply_change(SeriesIndex(), attach_metadata(state_to_change(states), metadata))
+    return index if floors is None else apply_change(index, attach_metadata(floors, metadata))

@@ -360,8 +360,10 @@ def _read_initial(task: Delivery) -> pa.Table:
     if not sum(table.num_rows for table in keys):
         return _read_rows(task, [], row_filter)
     events = pa.concat_tables(keys)
-    head, _ = load_partial_index(task.location, task.head_id, events["series"].unique().to_pylist())
-    chosen = select_initial_events(events, task.retained, head, task.initial)
+    index, _ = load_partial_index(
+        task.location, task.head_id, events["series"].unique().to_pylist()
+    )
+    chosen = select_initial_events(events, task.retained, index, task.initial)
     if task.start.after is not None:
         chosen &= ~flag_delivered(events, task.start.after)
     rows, begin = [], 0
@@ -411,7 +413,7 @@ def count_initial_events(keys: pa.Table, chosen: BoolArray) -> tuple[list[str], 
 
 
 def select_initial_events(
-    keys: pa.Table, retained: RetainedRange, head: SeriesIndex, initial: InitialEvents
+    keys: pa.Table, retained: RetainedRange, index: SeriesIndex, initial: InitialEvents
 ) -> BoolArray:
     """Flag the events that a new subscriber gets first (semantics 23.2 and 23.3).
 
@@ -431,7 +433,7 @@ def select_initial_events(
     newest_us = np.full(len(series), NEVER_US, np.int64)
     np.maximum.at(last_sequence, codes, sequence)
     np.maximum.at(newest_us, codes[counts], us[counts])
-    low, low_us = min_retained(retained, last_sequence, newest_us, head.min_retained(series))
+    low, low_us = min_retained(retained, last_sequence, newest_us, index.min_retained(series))
     entry = original & (sequence >= low[codes]) & (us >= low_us[codes])
     entry |= _select_latest_edits(codes, sequence, edited, entry)
     if initial.retained.last_us is not None:

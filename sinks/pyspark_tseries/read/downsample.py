@@ -83,7 +83,7 @@ def check_values(query: Query, what: str) -> None:
 
 def downsample(
     snapshot: Snapshot,
-    head: SeriesIndex,
+    index: SeriesIndex,
     query: Query,
     downsampling: Downsampling,
     names: Sequence[str] | None = None,
@@ -93,7 +93,7 @@ def downsample(
 
     Args:
         snapshot: the store.
-        head: the snapshot's index, at least of `names`.
+        index: the snapshot's index, at least of `names`.
         query: the query, of `values`.
         downsampling: what to aggregate.
         names: the requested series; None for all. Unknown ones have no rows.
@@ -107,21 +107,23 @@ def downsample(
     ends = find_fill_ends(query.view)
     groups = [key_range]
     if downsampling.tag is None:
-        groups = _divide_series(snapshot, head, query, names, key_range)
+        groups = _divide_series(snapshot, index, query, names, key_range)
     plain = make_plain(query, has_erasures=snapshot.has_erasures)
     for group in groups:
         merger = Merger(folding)
         if plain is None:
-            merger.add(folding.fold(_run_query(snapshot, head, query, names, group, folding)))
+            merger.add(folding.fold(_run_query(snapshot, index, query, names, group, folding)))
         else:
-            _fold_plain(Scan(snapshot, head, plain, names, group), snapshot, head, folding, merger)
+            _fold_plain(
+                Scan(snapshot, index, plain, names, group), snapshot, index, folding, merger
+            )
         if (states := merger.merged()) is not None:
             yield finish(states, schema, downsampling, ends)
 
 
 def _run_query(
     snapshot: Snapshot,
-    head: SeriesIndex,
+    index: SeriesIndex,
     query: Query,
     names: Sequence[str] | None,
     key_range: KeyRange,
@@ -129,7 +131,7 @@ def _run_query(
 ) -> pa.Table:
     """Return the events of a query, each at the sequence of its original."""
     columns = dict.fromkeys([*folding.columns, "sequence", "original_sequence"])
-    rows = run_query(snapshot, head, query, names, key_range, columns=list(columns)).table
+    rows = run_query(snapshot, index, query, names, key_range, columns=list(columns)).table
     return _place_at_originals(rows)
 
 
@@ -139,10 +141,10 @@ def _place_at_originals(rows: pa.Table) -> pa.Table:
 
 
 def _fold_plain(
-    scan: Scan, snapshot: Snapshot, head: SeriesIndex, folding: Folding, merger: Merger
+    scan: Scan, snapshot: Snapshot, index: SeriesIndex, folding: Folding, merger: Merger
 ) -> None:
     """Fold the originals of a plain query as they are read, then the edits in force."""
-    ranges = Ranges(scan, snapshot.settings.retained, head)
+    ranges = Ranges(scan, snapshot.settings.retained, index)
     edited = _LatestEdits(_find_edits(scan, ranges, folding.columns))
     is_sorted = not any(file.is_foreign for file in scan.originals)
     more = [] if is_sorted and not ranges.has_sequences and not edited else ["sequence"]
@@ -213,15 +215,15 @@ def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
 
 def gaps(
     snapshot: Snapshot,
-    head: SeriesIndex,
+    index: SeriesIndex,
     query: Query,
     longer_than_us: int,
     names: Sequence[str] | None = None,
 ) -> pa.Table:
     """Return the gaps of each series in the result of a `values` query."""
     tables = []
-    for group in _divide_series(snapshot, head, query, names, ALL_KEYS):
-        result = run_query(snapshot, head, query, names, group, columns=("series", "timestamp"))
+    for group in _divide_series(snapshot, index, query, names, ALL_KEYS):
+        result = run_query(snapshot, index, query, names, group, columns=("series", "timestamp"))
         tables.append(find_gaps(result.table, longer_than_us))
     return pa.concat_tables([GAP_FIELDS.empty_table(), *tables])
 
@@ -242,17 +244,17 @@ def find_fill_ends(view: Range) -> tuple[int | None, int | None]:
 
 def _divide_series(
     snapshot: Snapshot,
-    head: SeriesIndex,
+    index: SeriesIndex,
     query: Query,
     names: Sequence[str] | None,
     key_range: KeyRange,
 ) -> list[KeyRange]:
     """Divide the series of a key range into groups with files of a limited size."""
-    scan = Scan(snapshot, head, query, names, key_range)
+    scan = Scan(snapshot, index, query, names, key_range)
     size = sum(file.size for file in (*scan.originals, *scan.edits))
     if size <= MAX_GROUP_BYTES or key_range != ALL_KEYS or (names is not None and len(names) < 2):
         return [key_range]
-    samples = sample_series(head, size, names)
+    samples = sample_series(index, size, names)
     return list(split_keys(samples, MAX_GROUP_BYTES, whole_series=True))
 
 

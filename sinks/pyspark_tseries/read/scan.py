@@ -104,7 +104,7 @@ def pick_columns(schema: pa.Schema, names: Sequence[str] | None) -> pa.Schema:
 
 def run_query(
     snapshot: Snapshot,
-    head: SeriesIndex,
+    index: SeriesIndex,
     query: Query,
     series: Sequence[str] | None = None,
     key_range: KeyRange = ALL_KEYS,
@@ -116,7 +116,7 @@ def run_query(
 
     Args:
         snapshot: the store.
-        head: the snapshot's head.
+        index: the snapshot's index, at least of `series`.
         query: the query.
         series: the requested series; None for all. Unknown ones have no rows.
         key_range: the range to answer for; it splits no series.
@@ -130,15 +130,15 @@ def run_query(
     """
     names = pick_columns(result_schema(snapshot.values), columns).names
     plain = make_plain(query, has_erasures=snapshot.has_erasures)
-    scan = Scan(snapshot, head, plain or query, series, key_range, sequences)
+    scan = Scan(snapshot, index, plain or query, series, key_range, sequences)
     if plain is not None and not scan.edits:
-        ranges = Ranges(scan, snapshot.settings.retained, head)
+        ranges = Ranges(scan, snapshot.settings.retained, index)
         rows = sort_rows(ranges.filter(scan.read(stored_columns(names))))
         return Answer(_show(rows, names, query), rows.num_rows)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
-    if may_hide(snapshot.settings.retained, head):
-        rows = rows.filter(pa.array(select_visible(rows, head, snapshot.settings.retained)))
+    if may_hide(snapshot.settings.retained, index):
+        rows = rows.filter(pa.array(select_visible(rows, index, snapshot.settings.retained)))
     distinct, codes = encode_runs(rows["series"])
     order = sort_keys(codes, to_int64(rows["sequence"]))
     events = Events(
@@ -199,16 +199,16 @@ def _take_rows(rows: pa.Table, positions: Int64Array) -> pa.Table:
     return rows.take(pa.array(positions))
 
 
-def may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:
+def may_hide(retained: RetainedRange, index: SeriesIndex) -> bool:
     """Return whether the retained range, or an earlier one, may hide events."""
-    return retained != UNLIMITED or any(name in head.columns for name in MIN_RETAINED_DEFAULTS)
+    return retained != UNLIMITED or any(name in index.columns for name in MIN_RETAINED_DEFAULTS)
 
 
-def select_visible(rows: pa.Table, head: SeriesIndex, retained: RetainedRange) -> BoolArray:
+def select_visible(rows: pa.Table, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
     """Flag the rows that a query sees: originals inside the retained range, and their edits."""
     names, codes = encode_runs(rows["series"])
     distinct = names.to_pylist()
-    states, floors = head.lookup(distinct), head.min_retained(distinct)
+    states, floors = index.lookup(distinct), index.min_retained(distinct)
     newest = states["last_sequence"], states["original_us"]
     low, low_us = min_retained(retained, *newest, floors)
     sequence = to_int64(pc.coalesce(rows["original_sequence"], rows["sequence"]))
@@ -240,7 +240,7 @@ class Scan:
     def __init__(
         self,
         snapshot: Snapshot,
-        head: SeriesIndex,
+        index: SeriesIndex,
         query: Query,
         series: Sequence[str] | None,
         key_range: KeyRange = ALL_KEYS,
@@ -254,12 +254,12 @@ class Scan:
         self._as_of, self._has_erasures, self._index = (
             snapshot.as_of,
             snapshot.has_erasures,
-            head,
+            index,
         )
-        self._names = None if series is None else _find_known(series, head)
+        self._names = None if series is None else _find_known(series, index)
         touched = [file for file in snapshot.files if self._has_series_in(file)]
         self.edits = [file for file in touched if file.kind == "edit"]
-        self.bounds = self._compute_bounds(query, snapshot, head)
+        self.bounds = self._compute_bounds(query, snapshot, index)
         self.originals = [
             file for file in touched if file.kind != "edit" and self._may_be_needed(file)
         ]
@@ -276,13 +276,13 @@ class Scan:
         assert self._names is not None
         return bisect_left(self._names, first), bisect_right(self._names, last)
 
-    def _compute_bounds(self, query: Query, snapshot: Snapshot, head: SeriesIndex) -> Bounds:
-        if self._names is not None or not head.columns.rows:
+    def _compute_bounds(self, query: Query, snapshot: Snapshot, index: SeriesIndex) -> Bounds:
+        if self._names is not None or not index.columns.rows:
             names = self._names or []
-            states, floors = head.lookup(names), head.min_retained(names)
+            states, floors = index.lookup(names), index.min_retained(names)
         else:
             # Bounds grow with a series' state, so the lowest and highest state bound all series.
-            states = {name: head.columns.bounds(name) for name in head.columns}
+            states = {name: index.columns.bounds(name) for name in index.columns}
             floors = {
                 name: states.get(name, np.full(2, low))
                 for name, low in MIN_RETAINED_DEFAULTS.items()
@@ -397,8 +397,8 @@ def encode_series(schema: pa.Schema) -> pa.Schema:
 class Ranges:
     """The sequences and times of the originals that a plain query shows of each series."""
 
-    def __init__(self, scan: Scan, retained: RetainedRange, head: SeriesIndex) -> None:
-        self._query, self._retained, self._head = scan.query, retained, head
+    def __init__(self, scan: Scan, retained: RetainedRange, index: SeriesIndex) -> None:
+        self._query, self._retained, self._index = scan.query, retained, index
         bounds = scan.bounds
         # A scan reads no originals with sequences outside the bounds of all series.
         is_joint = all((ends == ends[:1]).all() for ends in dataclasses.astuple(bounds))
@@ -408,7 +408,7 @@ class Ranges:
 
     def of(self, names: Sequence[str]) -> Bounds:
         """Return the ranges of some series."""
-        states, floors = self._head.lookup(names), self._head.min_retained(names)
+        states, floors = self._index.lookup(names), self._index.min_retained(names)
         return compute_bounds(self._query, self._retained, states, floors, edits=0)
 
     def filter(self, rows: pa.Table) -> pa.Table:
@@ -442,22 +442,22 @@ class Ranges:
 
 
 def sample_series(
-    head: SeriesIndex, size: int, series: Sequence[str] | None = None
+    index: SeriesIndex, size: int, series: Sequence[str] | None = None
 ) -> list[Sample]:
     """Sample evenly spaced series, or `series`; each stands for an equal part of `size`."""
     if series is None:
-        rows = np.flatnonzero(head.columns["last_sequence"] != NO_SEQUENCE)
-        names = head.ids.names()
+        rows = np.flatnonzero(index.columns["last_sequence"] != NO_SEQUENCE)
+        names = index.ids.names()
         sampled = [names[i] for i in rows[:: max(1, len(rows) // MAX_SAMPLES)].tolist()]
     else:
         sampled = sorted(set(series))
     return [(name, 0, max(1, size // len(sampled))) for name in sampled]
 
 
-def _find_known(series: Sequence[str], head: SeriesIndex) -> list[str]:
+def _find_known(series: Sequence[str], index: SeriesIndex) -> list[str]:
     """Return the requested series that have events, sorted."""
     names = sorted(set(series))
-    is_known = head.lookup(names)["last_sequence"] != NO_SEQUENCE
+    is_known = index.lookup(names)["last_sequence"] != NO_SEQUENCE
     return [name for name, has_events in zip(names, is_known.tolist(), strict=True) if has_events]
 
 

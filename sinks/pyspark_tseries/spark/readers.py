@@ -239,40 +239,40 @@ class RangeReader(DataSourceReader):
             check_schema(self._target, result_fields(pa.schema(snapshot.values), self._buckets))
 
     def _plan_work(self, snapshot: Snapshot) -> list[Work]:
-        head = snapshot.newest_index(self._series)
+        index = snapshot.newest_index(self._series)
         data = snapshot.files
         if snapshot.as_of is None:
-            scan = Scan(snapshot, head, self._query, self._series)
+            scan = Scan(snapshot, index, self._query, self._series)
             in_order = not any(file.is_foreign for file in scan.originals)
             by_file = self._buckets is None and self._query == Query(self._query.kind)
             if by_file and not scan.edits and in_order:
                 return _group_files(scan.originals)
             data = [*scan.originals, *scan.edits]
-        samples = sample_series(head, sum(file.size for file in data), self._series)
+        samples = sample_series(index, sum(file.size for file in data), self._series)
         return list(split_keys(samples, MAX_BYTES_PER_PARTITION, whole_series=True))
 
     def _read_series(self, snapshot: Snapshot, key_range: KeyRange) -> Iterator[pa.RecordBatch]:
-        head, names = snapshot.index(self._series, key_range), self._target.names
+        index, names = snapshot.index(self._series, key_range), self._target.names
         if self._buckets is not None:
             for table in downsample(
-                snapshot, head, self._query, self._buckets, self._series, key_range
+                snapshot, index, self._query, self._buckets, self._series, key_range
             ):
                 yield from table.select(names).cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
             return
         if (count := asked_count(self._query)) is not None:
-            table = newest_in(snapshot, head, self._series, key_range, count, names)
+            table = newest_in(snapshot, index, self._series, key_range, count, names)
         else:
             query, series = self._query, self._series
-            table = run_query(snapshot, head, query, series, key_range, columns=names).table
+            table = run_query(snapshot, index, query, series, key_range, columns=names).table
         yield from table.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
 
     def _read_files(self, snapshot: Snapshot, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        head = snapshot.index(self._series)
+        index = snapshot.index(self._series)
         needed = stored_columns(self._target.names)
-        scan = Scan(snapshot, head, self._query, self._series)
+        scan = Scan(snapshot, index, self._query, self._series)
         for path in paths:
             for rows in scan.stream(path, needed):
-                inside = pa.array(select_visible(rows, head, snapshot.settings.retained))
+                inside = pa.array(select_visible(rows, index, snapshot.settings.retained))
                 rows = show_columns(
                     rows.filter(inside),
                     self._target.names,

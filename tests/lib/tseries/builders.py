@@ -40,13 +40,13 @@ def new_store(path, retained=None, values=(VALUE,)):
 
 
 def sight_as_of(store, us):
-    """Snapshot and head of `store` as it was at the commit time `us`."""
+    """Snapshot and index of `store` as it was at the commit time `us`."""
     past = store.snapshot().at_time(us)
     return past, past.index()
 
 
 def sight_now(store):
-    """Snapshot and head of `store` as it is."""
+    """Snapshot and index of `store` as it is."""
     now = store.snapshot()
     return now, now.index()
 

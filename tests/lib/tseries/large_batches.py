@@ -50,8 +50,8 @@ def at(series, us, value=0.0):
 
 def as_tasks(store, count, rows):
     """The rows as shares of so many tasks, forecast as the sink does it."""
-    head_id, head = store.head_id(), store.index()
+    head_id, index = store.head_id(), store.index()
     expected = OptimisticNumber(
-        head_id, head.metadata.commit + 1, max(NOW, head.metadata.commit_us)
+        head_id, index.metadata.commit + 1, max(NOW, index.metadata.commit_us)
     )
     return [output(store.location, rows[n::count], expected) for n in range(count)]

@@ -219,8 +219,8 @@ def test_an_index_without_counts_gives_nulls(store):
     index = store._store.index()
     names, columns = index.ids.names(), {name: index.columns[name] for name in index.columns}
     old = make_change(pa.array(names), columns).drop_columns(["first_us", "edits"])
-    head = apply_change(SeriesIndex(), attach_metadata(old, index.metadata))
-    rows = list_series(store._store.snapshot(), head).to_pylist()
+    index = apply_change(SeriesIndex(), attach_metadata(old, index.metadata))
+    rows = list_series(store._store.snapshot(), index).to_pylist()
     assert {row["events"] for row in rows} == {None}
     assert {row["newest"] is None for row in rows} == {False}
 

@@ -331,12 +331,12 @@ def test_any_program_leaves_what_the_model_says(tmp_path_factory, retained, step
 def visible(path, name):
     """The sequences inside the retained range by the head of the store."""
     snapshot = Store.open(str(path)).snapshot()
-    head = snapshot.index()
+    index = snapshot.index()
     rows = [row for row in stored(path) if row[0] == name]
     sequence, us = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
-    at = head.lookup([name])
+    at = index.lookup([name])
     newest = at["last_sequence"], at["original_us"]
-    low, low_us = min_retained(snapshot.settings.retained, *newest, head.min_retained([name]))
+    low, low_us = min_retained(snapshot.settings.retained, *newest, index.min_retained([name]))
     return sequence[(sequence >= low) & (us >= low_us)].tolist()
 
 

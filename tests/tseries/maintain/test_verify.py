@@ -214,14 +214,14 @@ def test_a_lost_head_is_found_and_rebuilt(path):
 
 def test_a_rebuilt_head_keeps_the_counts_of_the_newest_head_that_can_be_read(path):
     store = Store.open(str(path))
-    head = store.index()
+    index = store.index()
     newest = path / "_tseries" / "head" / f"{store.head_id():016x}.arrow"
     store.append(batch(("a", 9)))
     assert newest.exists()
     (path / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
     Store.forget_all()
     rebuild(str(path))
-    assert describe(str(path))["dropped"] == head.metadata.dropped == 1
+    assert describe(str(path))["dropped"] == index.metadata.dropped == 1
     assert verify(str(path)) == []
 
 

@@ -38,13 +38,13 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
     location, limit = parse_location(str(tmp_path_factory.mktemp("store"))), heads.MAX_CHANGES
     heads.MAX_CHANGES = most
     try:
-        head, expected, history = SeriesIndex(), {}, [(None, SeriesIndex())]
+        index, expected, history = SeriesIndex(), {}, [(None, SeriesIndex())]
         for number, commit in enumerate(commits):
             expected |= commit
-            note = next_metadata(head, history[-1][0], now_us=number, rows=len(commit))
-            head, table = advance_index(head, delta(commit, commit.get), note)
+            note = next_metadata(index, history[-1][0], now_us=number, rows=len(commit))
+            index, table = advance_index(index, delta(commit, commit.get), note)
             head_files.write_head(location, number + 7, table)
-            history.append((number + 7, head))
+            history.append((number + 7, index))
     finally:
         heads.MAX_CHANGES = limit
     # A fresh process knows the empty head only; a warm one any earlier head.
@@ -52,7 +52,7 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
         loaded = head_files.load_index(location, len(commits) + 6, known_id, old)
         names = [*expected, "never seen"]
         assert loaded.lookup(names)["last_sequence"].tolist() == [*expected.values(), NO_SEQUENCE]
-        assert loaded.metadata == head.metadata
+        assert loaded.metadata == index.metadata
 
 
 @pytest.mark.parametrize("names", [[], ["a"], ["", "\u00e9"], [str(n) for n in range(63)]])
@@ -85,23 +85,23 @@ def test_partial_index_equals_the_whole_index_for_its_series(
     location, id_ = parse_location(str(tmp_path_factory.mktemp("store"))), None
     with pytest.MonkeyPatch.context() as patch:
         set_limits(patch, head_changes=most, index_rows=few)
-        head = SeriesIndex()
+        index = SeriesIndex()
         for number, (commit, floored) in enumerate(commits):
             table = delta(commit, commit.get)
             if floored:
                 table = table.append_column("floor_sequence", table["last_sequence"])
                 table = table.append_column("floor_us", table["last_sequence"])
-            note = next_metadata(head, id_, now_us=number, rows=len(commit))
-            head, table = advance_index(head, table, note)
+            note = next_metadata(index, id_, now_us=number, rows=len(commit))
+            index, table = advance_index(index, table, note)
             id_ = number + 7
             head_files.write_head(location, id_, table)
         some, whole = head_files.load_partial_index(location, id_, names)
-    known = head.ids.names() if whole else names
+    known = index.ids.names() if whole else names
     for say in (SeriesIndex.lookup, SeriesIndex.min_retained):
-        columns = [{key: c.tolist() for key, c in say(h, known).items()} for h in (some, head)]
+        columns = [{key: c.tolist() for key, c in say(h, known).items()} for h in (some, index)]
         assert columns[0] == columns[1]
-    assert some.metadata == head.metadata
-    assert set(some.columns) == set(head.columns)
+    assert some.metadata == index.metadata
+    assert set(some.columns) == set(index.columns)
     assert whole or set(some.ids.names()) <= set(names) | {"?"}
 
 

@@ -22,9 +22,9 @@ from pyspark_tseries.store.store import Store
 HOUR_US = 3_600_000_000
 
 
-def all_edits(snapshot, head):
+def all_edits(snapshot, index):
     columns = ["series", "sequence", "value", "author"]
-    table = run_query(snapshot, head, Query("allEdits"), columns=columns).table
+    table = run_query(snapshot, index, Query("allEdits"), columns=columns).table
     return sorted(map(tuple, (row.values() for row in table.to_pylist())))
 
 

@@ -25,9 +25,9 @@ def path(tmp_path):
 
 def ask(path, series, part=None, **options):
     query = parse_read({"path": "/s", **options}).to_query()
-    snapshot, head = sight_now(Store.open(str(path)))
+    snapshot, index = sight_now(Store.open(str(path)))
     found = run_query(
-        snapshot, head, query, series, part or KeyRange(), columns=["series", "sequence"]
+        snapshot, index, query, series, part or KeyRange(), columns=["series", "sequence"]
     )
     return list(zip(*(column.to_pylist() for column in found.table.columns), strict=True))
 

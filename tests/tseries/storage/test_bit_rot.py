@@ -144,7 +144,7 @@ def test_flipped_bit_of_a_head_file_is_always_detected(tmp_path, monkeypatch):
     for rows in (3, 64):
         columns = {name: np.arange(rows) * 3 for name in HEAD}
         delta = make_change(pa.array([f"s{n}" for n in range(rows)]), columns)
-        head, table = advance_index(
+        index, table = advance_index(
             SeriesIndex(), delta, replace(NO_COMMIT, commit=7, policy='{"a": "b"}')
         )
         path = write_head(location, rows, table)
@@ -153,7 +153,7 @@ def test_flipped_bit_of_a_head_file_is_always_detected(tmp_path, monkeypatch):
         assert (
             load_index(location, rows, None, SeriesIndex()).metadata
             == read_head_metadata(location, rows)
-            == head.metadata
+            == index.metadata
         )
         for at in some_bytes(sound):
             broken = bytearray(sound)
@@ -166,7 +166,7 @@ def test_flipped_bit_of_a_head_file_is_always_detected(tmp_path, monkeypatch):
             with monkeypatch.context() as patch:
                 set_limits(patch, whole_read_bytes=0)
                 with suppress(UnusableStore, OSError):
-                    assert read_head_metadata(location, rows) == head.metadata
+                    assert read_head_metadata(location, rows) == index.metadata
 
 
 def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):

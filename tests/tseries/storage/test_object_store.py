@@ -77,8 +77,8 @@ def now_us():
 def events(location):
     """(series, sequence, value) of all events, as somebody who comes anew sees them."""
     Store.forget_all()
-    snapshot, head = sight_now(Store.open(location))
-    found = run_query(snapshot, head, Query("allEdits")).table
+    snapshot, index = sight_now(Store.open(location))
+    found = run_query(snapshot, index, Query("allEdits")).table
     return list(
         zip(*(found[name].to_pylist() for name in ("series", "sequence", "value")), strict=True)
     )
@@ -166,8 +166,8 @@ def test_as_of_shows_the_store_as_it_was(store, location):
     for n in range(3):
         store.append(batch(("a", n, float(n))), clock=lambda n=n: then + n * HOUR_US)
     for _ in range(2):  # The head of then is made, and made again.
-        snapshot, head = sight_as_of(Store.open(location), then + HOUR_US)
-        assert run_query(snapshot, head, Query()).table["value"].to_pylist() == [0.0, 1.0]
+        snapshot, index = sight_as_of(Store.open(location), then + HOUR_US)
+        assert run_query(snapshot, index, Query()).table["value"].to_pylist() == [0.0, 1.0]
 
 
 def test_a_subscriber_gets_the_last_entries_and_then_every_event_once(store, location):
@@ -237,8 +237,8 @@ def test_files_that_tasks_wrote_are_published_or_merged(location):
         assert files_of(location, "_tseries", "staging") == []
     assert len(files_of(location, "kind=event")) == 3
     assert verify(location) == []
-    snapshot, head = sight_now(Store.open(location))
-    found = run_query(snapshot, head, Query("allEdits")).table
+    snapshot, index = sight_now(Store.open(location))
+    found = run_query(snapshot, index, Query("allEdits")).table
     keys = list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
     assert keys == [
         (name, n) for name, end in (("a", 20), ("b", 20), ("c", 40)) for n in range(end)

@@ -69,9 +69,9 @@ def test_snapshot_is_kept_until_the_log_grows(tmp_path, monkeypatch):
     looked = []
     data_files = Store.data_files
     monkeypatch.setattr(Store, "data_files", lambda self: looked.append(1) or data_files(self))
-    first, head = sight_now(store)
+    first, index = sight_now(store)
     assert store.snapshot() is first
-    assert store.snapshot().index() is head
+    assert store.snapshot().index() is index
     assert len(looked) == 1
     client.append("b", 2)
     assert len(store.snapshot().files) == 2

@@ -18,15 +18,15 @@ BATCHES = st.lists(ROWS, min_size=1, max_size=6)
 POLICY = st.sampled_from(["fail", "drop", "adjust"])
 
 
-def step(head, rows, policy, now_us):
+def step(index, rows, policy, now_us):
     table = staged(*rows)
     series, given = (table[name].combine_chunks() for name in ("series", "timestamp"))
-    return number_rows(series, given, head, policy, now_us)
+    return number_rows(series, given, index, policy, now_us)
 
 
-def after(head, events, now_us=0):
-    note = next_metadata(head, head.metadata.commit, now_us=now_us, rows=len(events.names))
-    return advance_index(head, events.change, add_counts(note, events.counts))[0]
+def after(index, events, now_us=0):
+    note = next_metadata(index, index.metadata.commit, now_us=now_us, rows=len(events.names))
+    return advance_index(index, events.change, add_counts(note, events.counts))[0]
 
 
 def events_of(events):
@@ -59,16 +59,16 @@ def oracle(state, rows, policy, now):
 
 @given(BATCHES, POLICY, st.integers(-10, 25))
 def test_numbering_equals_the_rules_row_by_row(batches, policy, now):
-    head, state = SeriesIndex(), {}
+    index, state = SeriesIndex(), {}
     for rows in batches:
         expected, later = oracle(state, rows, policy, now)
         if expected is None:
             with pytest.raises(UpdateFailed):
-                step(head, rows, policy, now)
+                step(index, rows, policy, now)
             continue
-        events = step(head, rows, policy, now)
+        events = step(index, rows, policy, now)
         assert events_of(events) == expected
-        head, state = after(head, events), later
+        index, state = after(index, events), later
 
 
 @given(ROWS, st.data())
@@ -77,20 +77,20 @@ def test_any_cut_of_ordered_input_into_batches_gives_the_same_events(rows, data)
     cuts = sorted(data.draw(st.lists(st.integers(1, len(rows)), max_size=4)))
     parts = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True) if a < b]
     whole = [event[:3] for event in events_of(step(SeriesIndex(), rows, "fail", 99))]
-    head, pieces = SeriesIndex(), []
+    index, pieces = SeriesIndex(), []
     for part in parts:
-        events = step(head, part, "fail", 99)
+        events = step(index, part, "fail", 99)
         pieces += [event[:3] for event in events_of(events)]
-        head = after(head, events)
+        index = after(index, events)
     assert sorted(pieces) == sorted(whole)
 
 
 @given(BATCHES)
 def test_sequences_are_contiguous_from_zero_per_series(batches):
-    head, seen = SeriesIndex(), {}
+    index, seen = SeriesIndex(), {}
     for rows in batches:
-        events = step(head, rows, "adjust", 5)
-        head = after(head, events)
+        events = step(index, rows, "adjust", 5)
+        index = after(index, events)
         for name, sequence, us, _ in events_of(events):
             before = seen.get(name, (-1, us))
             assert sequence == before[0] + 1
@@ -116,9 +116,9 @@ def test_an_assigned_timestamp_is_never_before_the_newest_of_its_series():
 
 
 def test_a_late_row_is_named_with_series_timestamp_and_newest_event():
-    head = after(SeriesIndex(), step(SeriesIndex(), [("a", 0), ("a", 5_000_000)], "fail", 0))
+    index = after(SeriesIndex(), step(SeriesIndex(), [("a", 0), ("a", 5_000_000)], "fail", 0))
     with pytest.raises(UpdateFailed) as error:
-        step(head, [("b", 1), ("a", 4_000_000)], "fail", 0)
+        step(index, [("b", 1), ("a", 4_000_000)], "fail", 0)
     message = str(error.value)
     for part in ("'a'", "1970-01-01T00:00:04Z", "sequence 1", "1970-01-01T00:00:05Z"):
         assert part in message
@@ -132,10 +132,10 @@ def test_lateness_is_judged_against_earlier_commits_only():
 
 
 def test_dropped_and_adjusted_rows_are_counted_with_an_example():
-    head = after(SeriesIndex(), step(SeriesIndex(), [("a", 10)], "fail", 0))
+    index = after(SeriesIndex(), step(SeriesIndex(), [("a", 10)], "fail", 0))
     rows = [("a", 9), ("a", 10), ("a", 8)]
-    dropped = after(head, step(head, rows, "drop", 0)).metadata
-    adjusted = after(head, step(head, rows, "adjust", 0)).metadata
+    dropped = after(index, step(index, rows, "drop", 0)).metadata
+    adjusted = after(index, step(index, rows, "adjust", 0)).metadata
     assert (dropped.dropped, dropped.adjusted) == (2, 0)
     assert (adjusted.dropped, adjusted.adjusted) == (0, 2)
     assert dropped.last_dropped["series"] == "a"
@@ -144,8 +144,8 @@ def test_dropped_and_adjusted_rows_are_counted_with_an_example():
 
 
 def test_a_batch_that_is_dropped_whole_has_no_events():
-    head = after(SeriesIndex(), step(SeriesIndex(), [("a", 10), ("b", 1)], "fail", 0))
-    events = step(head, [("a", 1)], "drop", 0)
+    index = after(SeriesIndex(), step(SeriesIndex(), [("a", 10), ("b", 1)], "fail", 0))
+    events = step(index, [("a", 1)], "drop", 0)
     assert (len(events.order), events.counts.dropped, events.change.num_rows) == (0, 1, 0)
 
 

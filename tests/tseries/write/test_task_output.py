@@ -95,22 +95,22 @@ def events(location, attempt):
     return sorted(found, key=lambda row: row[:3])
 
 
-def stands(head):
-    names = head.ids.names()
-    floors = {name: column.tolist() for name, column in head.min_retained(names).items()}
-    at = {name: column.tolist() for name, column in head.lookup(names).items()} | floors
+def stands(index):
+    names = index.ids.names()
+    floors = {name: column.tolist() for name, column in index.min_retained(names).items()}
+    at = {name: column.tolist() for name, column in index.lookup(names).items()} | floors
     return {name: [column[i] for column in at.values()] for i, name in enumerate(names)}
 
 
 SETTINGS = StoreSettings(RetainedRange(limit=4))
 
 
-def outcome(location, given, head_id, head, snapshot):
+def outcome(location, given, head_id, index, snapshot):
     """What becomes of a batch: its events, counts and head, or its error."""
     new_id = 10_000 + next(own_numbers)
     try:
         attempt = given.prepare(
-            CommitContext(location, head_id, head, NOW, new_id, SETTINGS, snapshot)
+            CommitContext(location, head_id, index, NOW, new_id, SETTINGS, snapshot)
         )
     except (UpdateFailed, NoSuchEvent, PermissionDenied) as error:
         return type(error)  # Which of several such rows it names may be another one.
@@ -154,20 +154,20 @@ def test_any_division_among_tasks_gives_the_events_of_the_whole_batch(
     first = Batch(table(before), "fail", "me").prepare(
         CommitContext(location, None, SeriesIndex(), 50, 7)
     )
-    head, data = first.index, [to_data_file(file, 0) for file in first.written]
+    index, data = first.index, [to_data_file(file, 0) for file in first.written]
     expected_us = {"true": NOW, "of another head": NOW, "too old": NOW - 60_000_001}[expected]
     expected = OptimisticNumber(None if expected == "of another head" else 7, 1, expected_us)
     rows = [row for task in tasks for row in task]
     has_edits = any(row[2] is not None for row in rows)
-    snapshot = Snapshot(location, data, 7, head.metadata, SETTINGS, []) if has_edits else None
+    snapshot = Snapshot(location, data, 7, index.metadata, SETTINGS, []) if has_edits else None
     whole = Batch(table(rows), policy, "me", missing_original=missing, clock=clock)
     divided = [output(location, task, expected, limits, sizes) for task in tasks]
     parts = large(
         divided, out_of_order=policy, missing_original=missing, clock=clock, limits=limits
     )
     assert parts.has_edits == has_edits
-    assert outcome(location, parts, 7, head, snapshot) == outcome(
-        location, whole, 7, head, snapshot
+    assert outcome(location, parts, 7, index, snapshot) == outcome(
+        location, whole, 7, index, snapshot
     )
     location.remove(path for part in divided for path in part.paths(location))
     assert left(location) == []
