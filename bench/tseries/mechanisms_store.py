@@ -26,7 +26,7 @@ from pyspark_tseries.storage import location as locks
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, read_files, stream_file
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, _Commit
+from pyspark_tseries.write.batch import Appendable, Batch, CommitContext, PreparedCommit, _Commit
 from pyspark_tseries.write.task_output import (
     OptimisticNumber,
     TaskOutput,
@@ -185,12 +185,10 @@ def races(batches: int = 10, rows: int = 60_000) -> dict[str, str]:
     return found
 
 
-class SlowBatch:
+class SlowBatch(Appendable):
     """A small batch that takes `pause_s` to prepare, and counts its attempts."""
 
-    token = None
-    has_edits = False
-    is_slow = True
+    is_slow = True  # type: ignore[assignment]
 
     def __init__(self, rows: pa.Table, pause_s: float) -> None:
         self._batch, self._pause_s, self.attempts = Batch(rows, "fail", "me"), pause_s, 0

@@ -78,7 +78,7 @@ from pyspark_tseries.store.admin_commits import (
     set_units,
 )
 from pyspark_tseries.store.store import Store, now_us
-from pyspark_tseries.write.batch import AppendCondition, Batch, PreparedCommit, condition_error
+from pyspark_tseries.write.batch import Batch, PreparedCommit, SeriesCondition, condition_error
 from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
 from pyspark_tseries.write.rows import staged_schema
 
@@ -311,12 +311,12 @@ class TimeSeries(Questions):
         if expected_sequence is not None:
             expected_sequence = to_whole(expected_sequence, "sequence", IncompatibleValue)
 
-        def add(expected: AppendCondition) -> EventMetadata:
-            return self._append_one(series, value, us, None, future, expected=expected)
+        def add(condition: SeriesCondition) -> EventMetadata:
+            return self._append_one(series, value, us, None, future, condition=condition)
 
         if if_newest is None:
             assert expected_sequence is not None
-            return add(AppendCondition(series, expected_sequence))
+            return add(SeriesCondition(series, expected_sequence))
         if not callable(if_newest):
             raise IncompatibleValue(
                 f"if_newest {show_value(if_newest)} is not a function",
@@ -741,7 +741,7 @@ class TimeSeries(Questions):
         series: str,
         expected: int | None,
         holds: Callable[[Event | None], bool],
-        add: Callable[[AppendCondition], EventMetadata],
+        add: Callable[[SeriesCondition], EventMetadata],
     ) -> EventMetadata:
         """Call `add` if the condition holds, again whenever the series changes in the meantime."""
         policy = self._store.retrying
@@ -750,7 +750,7 @@ class TimeSeries(Questions):
             view = self._view()
             rows, index = view.newest(series)
             if expected is not None:
-                AppendCondition(series, expected).check(index)
+                SeriesCondition(series, expected).check_series(index)
             newest = int(index.lookup([series])["last_sequence"][0])
             events = QueryResult(rows, rows.num_rows).events
             if not holds(events[-1] if events else None):
@@ -759,7 +759,7 @@ class TimeSeries(Questions):
                     newest,
                 )
             try:
-                return add(AppendCondition(series, newest, (view.snapshot.metadata.erasure,)))
+                return add(SeriesCondition(series, newest, (view.snapshot.metadata.erasure,)))
             except ConditionFailed:
                 policy.pause(attempt)  # The event that the condition saw is no longer the newest.
         raise self._store.busy_error(
@@ -776,16 +776,16 @@ class TimeSeries(Questions):
         original: int | None,
         future: FutureLimit = DEFAULT_LIMIT,
         *,
-        expected: AppendCondition | None = None,
+        condition: SeriesCondition | None = None,
     ) -> EventMetadata:
         name = _convert_name(series)
         staged, values = self._convert_value(value)
         metadata = (name, pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
         columns = [*metadata, pa.array([original], pa.int64()), *values]
         rows = pa.Table.from_arrays(columns, schema=staged)
-        batch = Batch(rows, "fail", self._author, future=future, expected=expected)
+        batch = Batch(rows, "fail", self._author, future=future, condition=condition)
         try:
-            if original is None and expected is None:
+            if original is None and condition is None:
                 event, maintains = self._store.append_event(batch, synced=self._synced)
                 if self._auto_compact and maintains and is_maintenance_due(event.commit):
                     maintain_after_commit(self._store, event.commit)

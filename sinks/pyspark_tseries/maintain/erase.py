@@ -82,7 +82,7 @@ from pyspark_tseries.store.log_writer import (
     write_checkpoint,
 )
 from pyspark_tseries.store.store import Store, now_us
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
+from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
 KEPT_FOR_READERS_US: Final = 600_000_000
@@ -377,17 +377,12 @@ class _AllErased(Exception):
     """All events of an act were erased before."""
 
 
-class _ErasureCommit:
-    """One act as an `Appendable`, and the files that its attempts have written so far.
+class _ErasureCommit(Revision):
+    """One act, and the files that its attempts have written so far.
 
     Attributes:
         records: the act's record in each attempt, by the id of the attempt's head.
     """
-
-    token = None
-    digest = None
-    has_edits = True
-    is_slow = True
 
     def __init__(
         self, store: Store, series: str, sequences: tuple[int, ...], reason: str, principal: str
@@ -416,13 +411,11 @@ class _ErasureCommit:
                 "correct the sequences. Nothing is erased",
             )
 
-    def prepare(self, context: CommitContext) -> PreparedCommit:
+    def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
         """Rewrite the files that hold a value; raise _AllErased if there is nothing to erase."""
         AccessCheck(context.settings.policy, self._principal).require("own", "erase values")
         index = context.index
         self.check(index)
-        snapshot = context.snapshot
-        assert snapshot is not None
         stored = _StoredSeries(snapshot, self._series, self._keys, self._id)
         removed = self._find_removed(stored)
         if not stored.erased and not removed:
@@ -660,8 +653,8 @@ def withdraw_corrections(
 
 
 @dataclass(frozen=True, slots=True)
-class _Withdrawal:
-    """An `Appendable`: edits that atomically restore the values before the corrections.
+class _Withdrawal(Revision):
+    """Edits that atomically restore the values before the corrections.
 
     It reads the values as of the preceding commit, so it loses no edit made meanwhile.
     """
@@ -672,15 +665,9 @@ class _Withdrawal:
     author: str
     reason: str
 
-    token = None
-    digest = None
-    has_edits = True
-    is_slow = True
-
-    def prepare(self, context: CommitContext) -> PreparedCommit:
+    def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
         """Prepare a commit as `Batch.prepare` does, with its errors."""
-        assert context.snapshot is not None
-        rows = self.find_rows(context.snapshot)
+        rows = self.find_rows(snapshot)
         return Batch(rows, "adjust", self.author, is_correction=True).prepare(context)
 
     def find_rows(self, snapshot: Snapshot) -> pa.Table:

@@ -79,7 +79,7 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows, scan_file
 from pyspark_tseries.store.commit_history import describe_change, is_given_up
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, digest_transaction
+from pyspark_tseries.write.batch import Batch, CommitContext, digest_transaction
 from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
@@ -315,32 +315,14 @@ class _Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class _ExpectedBatch:
-    """An `Appendable`: a batch that is only committed on top of one head."""
+class _UnchangedRollup:
+    """The condition that the rollup still has the head `head_id`."""
 
-    batch: Batch
     head_id: int | None
 
-    @property
-    def token(self) -> tuple[str, int] | None:
-        return self.batch.token
-
-    @property
-    def digest(self) -> int | None:
-        return self.batch.digest
-
-    @property
-    def has_edits(self) -> bool:
-        return self.batch.has_edits
-
-    @property
-    def is_slow(self) -> bool:
-        return self.batch.is_slow
-
-    def prepare(self, context: CommitContext) -> PreparedCommit:
+    def check(self, context: CommitContext) -> None:
         if context.head_id != self.head_id:
             raise _RollupChanged
-        return self.batch.prepare(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -775,9 +757,10 @@ class _RollupRun:
             missing_original="drop",
             digest=None if token is None else self._snapshot.head_id,
             future=_ANY_FUTURE,
+            condition=_UnchangedRollup(self._head_id),
         )
         try:
-            attempt = self._target.append(_ExpectedBatch(batch, self._head_id), synced=self._synced)
+            attempt = self._target.append(batch, synced=self._synced)
         except OutOfOrder as error:
             raise error.with_next_step(
                 "nobody but its runs appends to a rollup: begin a new one at another path. Nothing "

@@ -38,7 +38,7 @@ from pyspark_tseries.storage.row_reader import FOOTER_CACHE, Footer
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
 from pyspark_tseries.store.store import Store, now_us
-from pyspark_tseries.write.batch import CommitContext, PreparedCommit
+from pyspark_tseries.write.batch import CommitContext, PreparedCommit, Revision
 
 Progress = Callable[[int, int], None]
 """Gets the bytes of files copied so far, and of all files to copy."""
@@ -105,11 +105,8 @@ class _NothingToWiden(Exception):
     """The columns and all files already have these types."""
 
 
-class _Widening:
-    """The change as an `Appendable`, and the copies that it can use."""
-
-    token = digest = None
-    has_edits = is_slow = True
+class _Widening(Revision):
+    """The change, and the copies that it can use."""
 
     def __init__(
         self,
@@ -157,12 +154,10 @@ class _Widening:
             narrow = self._find_narrow(snapshot)
             self._drop_stale(snapshot)
 
-    def prepare(self, context: CommitContext) -> PreparedCommit:
+    def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
         """Copy the last files and name all; raise _NothingToWiden if nothing has to change."""
         if self._owner is not None:
             AccessCheck(context.settings.policy, self._owner).require("own", _TO_DO)
-        snapshot = context.snapshot
-        assert snapshot is not None
         values = self._resolve(snapshot)
         narrow = self._find_narrow(snapshot)
         if values == snapshot.values and not narrow:

@@ -55,9 +55,10 @@ from pyspark_tseries.spark.query_checks import (
     refuse_without_ctis,
 )
 from pyspark_tseries.storage.location import Location, list_directories, parse_location, sync
+from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
+from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
 from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, check_replay, digest_rows, staged_schema
 
@@ -170,8 +171,8 @@ def _fold(values: list[Any], how: Callable[[Any, Any], Any]) -> Any:
 
 
 @dataclass(slots=True)
-class Corrections:
-    """Late windows to merge into a store, atomically; an `Appendable`.
+class Corrections(Revision):
+    """Late windows to merge into a store, atomically.
 
     Attributes:
         windows: series, window, results and `ROWS`, a row for each window.
@@ -179,42 +180,37 @@ class Corrections:
         values: the store's value columns.
         token: identifies the batch.
         is_first: True if nobody has corrected the store yet.
-        hidden: after `prepare`, the windows left out because the store's retained range hides them.
+        hidden: after `revise`, the windows left out because the store's retained range hides them.
     """
 
     windows: pa.Table
     rules: WindowRules
     values: list[pa.Field]
-    token: tuple[str, int] | None
+    token: tuple[str, int] | None = None
     is_first: bool = False
     hidden: pa.Table | None = field(default=None)
-
-    # `prepare` reads the values in force, so it needs the store's files and takes time.
-    has_edits = is_slow = True
 
     @property
     def digest(self) -> int:
         """The digest of the windows, which the late rows of the batch determine."""
         return digest_rows(self.windows)
 
-    def prepare(self, context: CommitContext) -> PreparedCommit:
+    def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
         """Prepare a commit as `Batch.prepare` does, with its errors."""
-        assert context.snapshot is not None
         refuse_limit(context.settings.retained, context.location.root)
-        rows = self._merge(self._read_in_force(context), context.index)
+        rows = self._merge(self._read_in_force(context, snapshot), context.index)
         # Refuse no timestamp here: the windows are in the store, or would be.
         future = FutureLimit(NO_MAX_US)
         author = self.rules.author
         batch = Batch(rows, "adjust", author, self.token, is_correction=True, future=future)
         return batch.prepare(context)
 
-    def _read_in_force(self, context: CommitContext) -> pa.Table:
+    def _read_in_force(self, context: CommitContext, snapshot: Snapshot) -> pa.Table:
         """Read the values of the windows' series, with the sequences of their originals."""
-        assert context.snapshot is not None
         names = self.windows[self.rules.keys[0]].unique().to_pylist()
         if context.head_id is None:
             return result_schema(self.values).empty_table()
-        return run_query(context.snapshot, context.index, Query("values"), names).table
+        return run_query(snapshot, context.index, Query("values"), names).table
 
     def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
         """Return the rows to write: edits of windows in force, and originals of the others."""

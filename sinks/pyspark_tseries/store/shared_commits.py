@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
+from pyspark_tseries.write.batch import Appendable, Batch, CommitContext, PreparedCommit
 
 
 class Refused(Exception):
@@ -52,24 +52,19 @@ def can_share(first: Batch, other: Batch) -> bool:
     return other.rows.schema.equals(first.rows.schema) and other == replace(first, rows=other.rows)
 
 
-class SharedBatch:
+class SharedBatch(Appendable):
     """Joins batches of one row each into one batch that a store can append.
 
     If that batch fails, it checks each row separately on top of the same index. A refused row's
     caller gets the error it would have got alone; the rest is committed. Rows that are accepted
     separately are accepted together: lateness depends only on the index, and other rows of the
-    batch can only raise an assigned timestamp.
+    batch can only raise an assigned timestamp. No row is an edit, because the originals of edits
+    are not looked up row by row.
 
     Args:
         draw: returns at least one batch, all of which can share a commit; called once, when the
             first attempt begins.
     """
-
-    token = digest = None
-    """Only batches without a token share a commit."""
-
-    has_edits = is_slow = False
-    """Few rows; edits are left out, since their originals are not looked up row by row."""
 
     def __init__(self, draw: Callable[[], Sequence[Batch]]) -> None:
         self._draw = draw

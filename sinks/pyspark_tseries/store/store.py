@@ -556,7 +556,7 @@ class Store:
     ) -> PreparedCommit:
         """Make one attempt to commit; add it to `attempts` before it is in the log."""
         # Take the snapshot first: this may bring the log up to date.
-        snapshot = self.last_snapshot() if batch.has_edits else None
+        snapshot = self.last_snapshot() if batch.needs_snapshot else None
         head_id, index = self.head_id(), self.index()
         with heartbeat(self.location) if batch.is_slow else contextlib.nullcontext():
             context = CommitContext(

@@ -14,6 +14,7 @@ its series that also carries sequence, timestamp and author of the original it o
 `numbering`, nothing is kept between attempts: after a lost race the edits are checked again.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -268,31 +269,70 @@ def batch_transactions(token: tuple[str, int] | None, digest: int | None) -> dic
     }
 
 
-class Appendable(Protocol):
+class Appendable(ABC):
     """Rows that a store can append; `Batch` describes the members."""
+
+    __slots__ = ()
 
     @property
     def token(self) -> tuple[str, int] | None:
         """The transaction and number of the batch, so that it is committed only once."""
+        return None
 
     @property
     def digest(self) -> int | None:
         """A digest of the rows, to recognize a repeated batch; None if it was not computed."""
+        return None
 
     @property
-    def has_edits(self) -> bool:
+    def needs_snapshot(self) -> bool:
         """True if `prepare` needs `CommitContext.snapshot`."""
+        return False
 
     @property
     def is_slow(self) -> bool:
         """True if `prepare` needs a heartbeat, so that other clients of the host go on waiting."""
+        return False
 
+    @abstractmethod
     def prepare(self, context: "CommitContext") -> "PreparedCommit":
         """Write the files of a commit, which stay invisible until it is in the log."""
 
 
+class Revision(Appendable):
+    """An `Appendable` that is made from the events of the store; reading them takes time."""
+
+    __slots__ = ()
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """True, because `revise` reads events."""
+        return True
+
+    @property
+    def is_slow(self) -> bool:
+        """True, because that takes time."""
+        return True
+
+    def prepare(self, context: "CommitContext") -> "PreparedCommit":
+        """Call `revise` with the snapshot of the context."""
+        assert context.snapshot is not None
+        return self.revise(context, context.snapshot)
+
+    @abstractmethod
+    def revise(self, context: "CommitContext", snapshot: Snapshot) -> "PreparedCommit":
+        """Write the files of a commit on top of `snapshot`, as `prepare` does."""
+
+
+class Condition(Protocol):
+    """What must hold of a store when a batch is committed."""
+
+    def check(self, context: "CommitContext") -> None:
+        """Raise an error if it does not hold; then nothing of the batch is stored."""
+
+
 @dataclass(frozen=True, slots=True)
-class AppendCondition:
+class SeriesCondition:
     """The state that a series must have when a batch is committed (semantics 35.2).
 
     Attributes:
@@ -305,8 +345,12 @@ class AppendCondition:
     sequence: int
     erasures: tuple[str | None] | None = None
 
-    def check(self, index: SeriesIndex) -> None:
+    def check(self, context: "CommitContext") -> None:
         """Raise ConditionFailed if the series is in another state."""
+        self.check_series(context.index)
+
+    def check_series(self, index: SeriesIndex) -> None:
+        """Raise ConditionFailed if the series is in another state in `index`."""
         last_sequence = int(index.lookup([self.series])["last_sequence"][0])
         same = self.erasures is None or self.erasures == (index.metadata.erasure,)
         if last_sequence == self.sequence and same:
@@ -330,7 +374,7 @@ def condition_error(problem: str, last_sequence: int) -> ConditionFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Appendable):
     """Rows to append atomically.
 
     Attributes:
@@ -354,7 +398,7 @@ class Batch:
         tasks: the tasks that have written the rows, in the order of the input; the caller removes
             their files once the batch is committed or given up.
         limits: the bytes of their rows that are sorted in memory at once.
-        expected: the state that a series must have; None for any.
+        condition: what must hold of the store; None for anything.
     """
 
     rows: pa.Table
@@ -371,13 +415,18 @@ class Batch:
     future: FutureLimit = FutureLimit()
     tasks: tuple[TaskOutput, ...] = ()
     limits: SpillLimits = DEFAULT_LIMITS
-    expected: AppendCondition | None = None
+    condition: Condition | None = None
 
     @property
     def has_edits(self) -> bool:
         """True if a row is an edit."""
         column = self.rows[EDIT_OF.name]
         return column.null_count < len(column) or any(task.has_edits for task in self.tasks)
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """True if a row is an edit, which names an original in the store."""
+        return self.has_edits
 
     @property
     def is_slow(self) -> bool:
@@ -393,10 +442,10 @@ class Batch:
             UpdateFailed: a row may not be added.
             NoSuchEvent: an edit names no original that may be edited.
             PermissionDenied: the policy does not allow the batch.
-            ConditionFailed: the series is not as expected.
+            ConditionFailed: the condition does not hold.
         """
-        if self.expected is not None:
-            self.expected.check(context.index)
+        if self.condition is not None:
+            self.condition.check(context)
         commit = _Commit(self, context)
         try:
             commit.check_access()
@@ -425,7 +474,7 @@ class CommitContext:
         now_us: the wall clock; the commit's time unless the last commit's is later.
         new_id: a unique id for the new head file.
         settings: the store's settings.
-        snapshot: the store as of `index`; required if the batch has edits.
+        snapshot: the store as of `index`; None unless the batch needs it.
         values: the value columns, if they have ever got wider types; else empty.
     """
 
