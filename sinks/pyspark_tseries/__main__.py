@@ -41,7 +41,7 @@ from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.downsampling import parse_aggregate_argument
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.storage.erasures import Erasure
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
 from pyspark_tseries.store.store import Store, now_us
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = _parse_storage_options(arguments_given.storage_option)
         parse = parse_end if arguments_given.command == "backup" else parse_location
         location = parse(arguments_given.path, options)
-        with named_failures(location):
+        with explained_failures(location):
             return COMMANDS[arguments_given.command][1](location, arguments_given)
     except (TseriesError, ValueError, OSError, ModuleNotFoundError) as error:
         print(error, file=sys.stderr)
@@ -179,14 +179,14 @@ def _maintain(path: Location, arguments: argparse.Namespace) -> int:
 
 
 def _erase(path: Location, arguments: argparse.Namespace) -> int:
-    act = erase(
+    erasure = erase(
         path, arguments.series, arguments.sequence, arguments.reason, principal=arguments.principal
     )
-    if act is None:
+    if erasure is None:
         print("all of them were erased before")
         return 0
-    _print_act(act)
-    if act.files:
+    _print_erasure(erasure)
+    if erasure.files:
         print(
             "what 'files' names still has the values: in ten minutes or later, let it be removed "
             f"with: python -m pyspark_tseries maintain {path.root}"
@@ -195,13 +195,13 @@ def _erase(path: Location, arguments: argparse.Namespace) -> int:
 
 
 def _erasures(path: Location, arguments: argparse.Namespace) -> int:
-    for act in list_erasures(Store.open(path)):
-        _print_act(act)
+    for erasure in list_erasures(Store.open(path)):
+        _print_erasure(erasure)
     return 0
 
 
-def _print_act(act: Erasure) -> None:
-    print(json.dumps(dataclasses.asdict(act), ensure_ascii=False))
+def _print_erasure(erasure: Erasure) -> None:
+    print(json.dumps(dataclasses.asdict(erasure), ensure_ascii=False))
 
 
 def _backup(path: Location, arguments: argparse.Namespace) -> int:

@@ -47,7 +47,7 @@ from pyspark_tseries.read.delivery import (
     read_in_order,
 )
 from pyspark_tseries.read.subscription import Subscription, Wording
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.store import Store
@@ -175,7 +175,7 @@ class Follower:
     def position(self) -> str:
         """The position after the last event, as JSON; `follow(position=...)` goes on there."""
         place = self._place
-        with named_failures(self._location):
+        with explained_failures(self._location):
             position = self._subscription.with_commit_id(place.position, place.batch.end)
         saved = {"version": _VERSION, **self._request, "position": position.to_json()}
         return json.dumps(saved, ensure_ascii=False)
@@ -251,7 +251,7 @@ class Follower:
 
     def _read_more(self) -> bool:
         """Make new events of the store ready; return whether there are any."""
-        with self._lock, named_failures(self._location):
+        with self._lock, explained_failures(self._location):
             while not self._ready and not self._closed.is_set():
                 batch, delivered = self._place
                 if delivered < batch.table.num_rows:
@@ -291,7 +291,7 @@ def follow_store(
     """
     choice, starts = parse_choice(*choice_arguments), _parse_starts(starting_sequence)
     timeout_s, poll_s = _parse_seconds("timeout", timeout, 0), _parse_seconds("poll", poll, 0.001)
-    with named_failures(store.location):
+    with explained_failures(store.location):
         return Follower(
             store,
             author,

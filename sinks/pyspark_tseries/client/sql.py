@@ -42,7 +42,7 @@ from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesInde
 from pyspark_tseries.read.scan import may_hide, select_visible, take_latest_edits
 from pyspark_tseries.read.view import View, list_series
 from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import ANY_VALUE, FOOTER_CACHE, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -94,7 +94,7 @@ def ask(view: View, statement: str, parameters: Any = None) -> "duckdb.DuckDBPyR
     view_names = _find_names(_ENGINE.start(), statement)
     if "all_events" in view_names:
         view.access.require_query(_AUDIT)
-    with named_failures(view.snapshot.location):
+    with explained_failures(view.snapshot.location):
         cursor = _ENGINE.cursor(view, view_names)
     if isinstance(parameters, str | bytes) or not isinstance(parameters, Iterable | None):
         raise InvalidQuery(
@@ -141,7 +141,7 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
             "one of connect(), or of duckdb.connect()",
             "give that",
         )
-    with named_failures(view.snapshot.location):
+    with explained_failures(view.snapshot.location):
         commit = _show_commit(view.snapshot)
         definitions = {name: commit.define(name) for name in VIEWS}
     try:

@@ -67,7 +67,7 @@ from pyspark_tseries.model.ranges import RetainedRange, format_range, to_whole
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.erasures import Erasure
-from pyspark_tseries.storage.failures import explain_failure, named_failures
+from pyspark_tseries.storage.failures import explain_failure, explained_failures
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import (
     add_columns,
@@ -193,7 +193,7 @@ class TimeSeries(Questions):
         values = new_value_fields(parse_schema(schema))
         principal = _parse_author(author)
         allowed = None if policy is None else ensure_owner(parse_policy(policy), principal)
-        with named_failures(location, is_new=True):
+        with explained_failures(location, is_new=True):
             if Store.find(location) is not None:
                 raise _exists_error(path)
             store = Store.create(location, values, *arguments, policy=allowed)
@@ -225,7 +225,7 @@ class TimeSeries(Questions):
         if unknown:
             raise TypeError(f"open_or_create() has no argument {min(unknown)!r}, nor has create()")
         location = parse_location(path, settings.get("storage_options"))
-        with named_failures(location, is_new=True):
+        with explained_failures(location, is_new=True):
             store = Store.find(location)
         if store is None:
             try:
@@ -264,7 +264,7 @@ class TimeSeries(Questions):
         principal = _parse_author(author)
         synced = parse_argument("durability", durability) == "fsync"
         location = parse_location(path, storage_options)
-        with named_failures(location):
+        with explained_failures(location):
             store = Store.open(location)
         return TimeSeries(store, principal, auto_compact, synced=synced)
 
@@ -561,10 +561,10 @@ class TimeSeries(Questions):
             series: the name of the series.
             sequences: the sequences of originals, which can then no longer be edited, or of single
                 edits.
-            reason: the reason; the act keeps it, with the author of this object and the time.
+            reason: the reason; the erasure keeps it, with the author of this object and the time.
 
         Returns:
-            The act; None if all of them were erased before.
+            The erasure; None if all of them were erased before.
 
         Raises:
             NoSuchEvent: the series has never had one of the events; nothing is erased.
@@ -575,7 +575,7 @@ class TimeSeries(Questions):
         return erase(self._store.location, series, sequences, reason, principal=self._author)
 
     def erasures(self) -> list[Erasure]:
-        """Return the acts that erased values, oldest first, with the files that still hold some."""
+        """Return the erasures, oldest first, with the files that still hold some."""
         self._store.refresh()
         return list_erasures(self._store)
 
@@ -830,7 +830,7 @@ class TimeSeries(Questions):
         return columns
 
     def _view(self) -> View:
-        with named_failures(self._store.location):
+        with explained_failures(self._store.location):
             return View(self._store.snapshot(), self._author)
 
 

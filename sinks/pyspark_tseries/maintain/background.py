@@ -31,7 +31,7 @@ from pyspark_tseries.maintain.compactor import (
 from pyspark_tseries.maintain.erase import remove_erased_bytes
 from pyspark_tseries.model.commits import COMMITS_PER_MAINTENANCE, is_maintenance_due
 from pyspark_tseries.options import author_or_user
-from pyspark_tseries.storage.failures import name_failure
+from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import (
     Location,
@@ -241,7 +241,7 @@ def _run_round(store: Store) -> MaintenanceResult:
     except (TseriesError, OSError) as error:
         # Write nothing if the store was moved away: it could not be moved back.
         if not store.location.is_away():
-            named_error = name_failure(store.location, error) or error
+            named_error = explain_failure(store.location, error, behind_named=True) or error
             text = store.location.redact(f"{type(named_error).__name__}: {named_error}")
             with contextlib.suppress(OSError), store.location.write(metadata) as file:
                 file.write(text.encode())

@@ -1,7 +1,7 @@
 """Take back written values: erase them (semantics 18.6), and withdraw corrections.
 
-An act replaces the files that hold a value. The old files, and the log's statistics of them, stay
-for a while, as after a compaction; maintenance finds them by their contents and removes them
+An erasure replaces the files that hold a value. The old files, and the log's statistics of them,
+stay for a while, as after a compaction; maintenance finds them by their contents and removes them
 earlier than others (semantics 18.9). The commit changes the head, so it competes with appends: an
 edit of an erased original is either erased too, or refused.
 
@@ -56,8 +56,8 @@ from pyspark_tseries.storage.erasures import (
     ErasedKeys,
     Erasure,
     ErasureRecord,
-    flag_act,
-    flagged_acts,
+    flag_erasure,
+    list_flagged,
     read_records,
     write_record,
 )
@@ -89,17 +89,17 @@ KEPT_FOR_READERS_US: Final = 600_000_000
 """Keep files and log entries with erased values this long, for tasks that are reading them."""
 
 _UNDECIDED_US: Final = 24 * 3_600_000_000
-"""For this long after an act, a killed compaction may still have left a file with its values."""
+"""For this long after an erasure, a killed compaction may have left a file with its values."""
 
 
-def open_acts(store: Store) -> list[ErasureRecord]:
-    """Return the acts whose values may still be in some file, oldest first."""
-    last_act = store.metadata().erasure
-    if last_act is None:
+def list_open_records(store: Store) -> list[ErasureRecord]:
+    """Return the records of erasures whose values may still be in some file, oldest first."""
+    last_erasure = store.metadata().erasure
+    if last_erasure is None:
         return []
-    done_acts, open_records = flagged_acts(store.location, "done"), []
-    for record in read_records(store.location, last_act):
-        if record.act.id in done_acts:
+    done_ids, open_records = list_flagged(store.location, "done"), []
+    for record in read_records(store.location, last_erasure):
+        if record.erasure.id in done_ids:
             break
         open_records.append(record)
     return open_records[::-1]
@@ -107,12 +107,12 @@ def open_acts(store: Store) -> list[ErasureRecord]:
 
 def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
     """Find the files that may still have an erased value; paths are relative to the store."""
-    wait_for_checkpoints()  # One that was due before the act may have a value as well.
+    wait_for_checkpoints()  # One that was due before the erasure may have a value as well.
     if not records:
         return []
     keys = _collect_keys(records)
     data = [*_find_dead_files(store, keys), *_find_kept_aside(store.location, keys)]
-    data += _find_staged(store.location, max(record.act.time_us for record in records))
+    data += _find_staged(store.location, max(record.erasure.time_us for record in records))
     return [
         *data,
         *(f"_delta_log/{file.name}" for file in _find_log_files(store.location, records)),
@@ -120,13 +120,13 @@ def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> li
 
 
 def remove_erased_bytes(store: Store, now_us: int) -> int:
-    """Remove the files and log entries that have an erased value, ten minutes after the act.
+    """Remove the files and log entries that have an erased value, ten minutes after the erasure.
 
     Leave out files that no commit has named, because a writer may be about to commit them, and
     files that a repair has put aside, because the operator removes them.
     """
-    records = open_acts(store)
-    due = [record for record in records if record.act.time_us + KEPT_FOR_READERS_US <= now_us]
+    records = list_open_records(store)
+    due = [record for record in records if record.erasure.time_us + KEPT_FOR_READERS_US <= now_us]
     if not due:
         return 0
     location, removed = store.location, 0
@@ -140,16 +140,17 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
         removed = len(removable)
     _remove_log_files(store, due)
     for record in due:
-        if record.act.time_us + _UNDECIDED_US > now_us or find_files_with_values(store, [record]):
+        is_undecided = record.erasure.time_us + _UNDECIDED_US > now_us
+        if is_undecided or find_files_with_values(store, [record]):
             break
-        flag_act(location, record.act.id, "done")
+        flag_erasure(location, record.erasure.id, "done")
     return removed
 
 
 def _collect_keys(records: Sequence[ErasureRecord]) -> ErasedKeys:
     keys = ErasedKeys()
     for record in records:
-        keys.add(record.act)
+        keys.add(record.erasure)
     return keys
 
 
@@ -178,7 +179,7 @@ def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
 
 
 def _find_staged(location: Location, before_us: int) -> list[str]:
-    """Find the files that killed writers have staged before an act.
+    """Find the files that killed writers have staged before an erasure.
 
     Their rows have no sequences yet, so any of them may belong to an erased event.
     """
@@ -214,9 +215,9 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
 
 
 def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[LogFile]:
-    """Find log files from before the acts with statistics that may have an erased value."""
-    cleaned = flagged_acts(location, "log")
-    records = [record for record in records if record.act.id not in cleaned]
+    """Find log files from before the erasures with statistics that may have an erased value."""
+    cleaned = list_flagged(location, "log")
+    records = [record for record in records if record.erasure.id not in cleaned]
     if not records:
         return []
     keys, last_version = _collect_keys(records), max(record.log_version for record in records)
@@ -253,23 +254,25 @@ def _read_statistics(location: Location, path: str) -> Iterator[str | None]:
 
 def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     """Remove the log up to the last entry or checkpoint that may have a value, oldest first."""
-    location, last_act = store.location, max(record.log_version for record in records)
+    location = store.location
+    last_with_values = max(record.log_version for record in records)
     wait_for_checkpoints()
     with exclusive(location, CHECKPOINT_LOCK) as lock:
         if lock is None:
             return  # A writer may be about to add an older checkpoint; the next round tries again.
         files_with_values = _find_log_files(location, records)
         if not files_with_values:
-            # The log gains nothing from before an act, so read it only once.
-            for act in {record.act.id for record in records} - flagged_acts(location, "log"):
-                flag_act(location, act, "log")
+            # The log gains nothing from before an erasure, so read it only once.
+            ids = {record.erasure.id for record in records}
+            for erasure_id in ids - list_flagged(location, "log"):
+                flag_erasure(location, erasure_id, "log")
             return
-        if read_last_checkpoint(location).version <= last_act:
+        if read_last_checkpoint(location).version <= last_with_values:
             if location.is_local:
                 write_checkpoint(location, store.version())
             else:
                 load_table(location).create_checkpoint()
-        if read_last_checkpoint(location).version <= last_act:
+        if read_last_checkpoint(location).version <= last_with_values:
             return  # Another writer made the last one; the next round tries again.
         last_version = files_with_values[-1].version
         # Oldest first, so that a reader that still finds an entry finds all later ones, too.
@@ -294,13 +297,13 @@ def erase(
         path: a local path, a `file:` URI or an `s3:` URI.
         series: the name of the series.
         sequences: the sequences of originals, or of single edits.
-        reason: the reason, which the act keeps.
+        reason: the reason, which the erasure keeps.
         principal: who does it; None: the OS user.
         storage_options: how to reach an object store; see `STORAGE_OPTIONS`.
         clock: the wall clock, in microseconds.
 
     Returns:
-        The act; None if all of them were erased before.
+        The erasure; None if all of them were erased before.
 
     Raises:
         NoSuchStore: there is none.
@@ -327,31 +330,34 @@ def erase_events(
     """Erase events as `erase` does, in an open store."""
     checked = _check_arguments(series, sequences, reason)
     require_owner(store, principal, "erase values")
-    erasure = _ErasureCommit(store, series, checked, reason, principal)
-    erasure.check(store.index())
+    change = _ErasureCommit(store, series, checked, reason, principal)
+    change.check(store.index())
     add_columns(store, [ERASURE_FIELD])
     try:
-        commit = store.append(erasure, clock)
+        commit = store.append(change, clock)
     except _AllErased:
         return None
     except StoreBusy as error:
         raise store.busy_error(store.retrying.commits, "nothing was erased") from error
     finally:
-        erasure.discard_unused()
+        change.discard_unused()
     assert commit is not None
-    record = erasure.records[commit.head_id]
+    record = change.records[commit.head_id]
     files_left = find_files_with_values(store, [record])
-    return dataclasses.replace(record.act, files=tuple(files_left))
+    return dataclasses.replace(record.erasure, files=tuple(files_left))
 
 
 def list_erasures(store: Store) -> list[Erasure]:
-    """Return the acts that erased values, oldest first, with the files that still have some."""
+    """Return the erasures, oldest first, with the files that still have some."""
     files_left = {}
-    if find_files_with_values(store, open_acts(store)):
-        for record in open_acts(store):
-            files_left[record.act.id] = tuple(find_files_with_values(store, [record]))
-    acts = [record.act for record in read_records(store.location, store.metadata().erasure)]
-    return [dataclasses.replace(act, files=files_left.get(act.id, ())) for act in reversed(acts)]
+    if find_files_with_values(store, list_open_records(store)):
+        for record in list_open_records(store):
+            files_left[record.erasure.id] = tuple(find_files_with_values(store, [record]))
+    erasures = [record.erasure for record in read_records(store.location, store.metadata().erasure)]
+    return [
+        dataclasses.replace(erasure, files=files_left.get(erasure.id, ()))
+        for erasure in reversed(erasures)
+    ]
 
 
 def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -> tuple[int, ...]:
@@ -374,14 +380,14 @@ def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -
 
 
 class _AllErased(Exception):
-    """All events of an act were erased before."""
+    """All events of an erasure were erased before."""
 
 
 class _ErasureCommit(Revision):
-    """One act, and the files that its attempts have written so far.
+    """One erasure, and the files that its attempts have written so far.
 
     Attributes:
-        records: the act's record in each attempt, by the id of the attempt's head.
+        records: the record of each attempt, by the id of the attempt's head.
     """
 
     def __init__(
@@ -507,7 +513,7 @@ def find_last_gap(stored: Int64Array, last_number: int) -> int:
 
 
 class _StoredSeries:
-    """The stored events of a series, before and after an act.
+    """The stored events of a series, before and after an erasure.
 
     Attributes:
         holders: the files that hold a value to erase.
@@ -515,7 +521,7 @@ class _StoredSeries:
         stored: the sequences of all stored events, ascending.
     """
 
-    def __init__(self, snapshot: Snapshot, series: str, keys: ErasedKeys, act: str) -> None:
+    def __init__(self, snapshot: Snapshot, series: str, keys: ErasedKeys, erasure_id: str) -> None:
         columns = tuple(dict.fromkeys([*STATE_COLUMNS, *KEY_COLUMNS]))
         self._series = series
         self.holders: list[DataFile] = []
@@ -529,7 +535,7 @@ class _StoredSeries:
                 self.holders.append(file)
                 erased += to_int64(rows["sequence"])[is_erased].tolist()
                 column = rows.schema.get_field_index(ERASURE_FIELD.name)
-                ids = np.where(is_erased, act, np.array(rows[column].to_pylist(), object))
+                ids = np.where(is_erased, erasure_id, np.array(rows[column].to_pylist(), object))
                 rows = rows.set_column(column, ERASURE_FIELD, pa.array(ids, pa.string()))
             tables.append(rows.cast(tables[0].schema))
         self._rows = pa.concat_tables(tables)
@@ -537,7 +543,7 @@ class _StoredSeries:
         self.stored = np.unique(to_int64(self._rows["sequence"]))
 
     def make_change(self, index: SeriesIndex) -> pa.Table:
-        """Return the state of the series after the act (semantics 18.8)."""
+        """Return the state of the series after the erasure (semantics 18.8)."""
         before = index.lookup([self._series]) | index.min_retained([self._series])
         after = {name: column.copy() for name, column in before.items()}
         if self._rows.num_rows:

@@ -197,15 +197,17 @@ def _new_path(file: DataFile, new_id: str) -> str:
     return f"{directory}/{commits}{dash}{new_id}{line}{number}{dot}{suffix}"
 
 
-def _find_last_act(store: Store, known_act: str | None) -> str | None:
-    """Return the id of the last act that erased a stored event, or `known_act` if that is later."""
-    ids = {known_act}
+def _find_last_erasure(store: Store, known_id: str | None) -> str | None:
+    """Return the id of the last erasure with a stored event, or `known_id` if that is later."""
+    ids = {known_id}
     for file in store.data_files():
         for rows in scan_file(store.location, file, BASE_SCHEMA, (ERASURE_FIELD.name,)):
             ids.update(rows[ERASURE_FIELD.name].unique().to_pylist())
-    acts = (record.act for record in list_records(store.location) if record.act.id in ids)
-    last_act = max(acts, key=lambda act: act.commit, default=None)
-    return known_act if last_act is None else last_act.id
+    erasures = [
+        record.erasure for record in list_records(store.location) if record.erasure.id in ids
+    ]
+    last_erasure = max(erasures, key=lambda erasure: erasure.commit, default=None)
+    return known_id if last_erasure is None else last_erasure.id
 
 
 def rebuild(
@@ -239,7 +241,9 @@ def rebuild(
         # An older head's record lacks the writers that began in a head that cannot be read.
         ctis = metadata.ctis
         ctis = ctis if recovered.current else ctis.advance(UNKNOWN_WRITERS, None, number)
-        erasure = metadata.erasure if recovered.current else _find_last_act(store, metadata.erasure)
+        erasure = (
+            metadata.erasure if recovered.current else _find_last_erasure(store, metadata.erasure)
+        )
         metadata = replace(
             metadata,
             parent=None,

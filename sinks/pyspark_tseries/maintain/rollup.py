@@ -1,7 +1,7 @@
 """`rollup`: keep the buckets of a store in another one, and correct them (semantics 36).
 
 A run finds what changed since the commit that the last run covered: the rows of later commits, and
-later acts of erasing. Two kinds of buckets are due. First, buckets that are complete now and lie
+later erasures. Two kinds of buckets are due. First, buckets that are complete now and lie
 behind those of the rollup; only series with new originals have them, or all series if the source's
 CTI has reached another bucket. Second, buckets that the rollup has and that a change has touched.
 `downsample` computes both. New buckets are appended, and buckets with other aggregates are edited.
@@ -74,7 +74,7 @@ from pyspark_tseries.read.downsample import downsample
 from pyspark_tseries.read.scan import run_query, sample_series
 from pyspark_tseries.read.view import known_series
 from pyspark_tseries.storage.erasures import read_records
-from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows, scan_file
 from pyspark_tseries.store.commit_history import describe_change, is_given_up
@@ -171,13 +171,13 @@ def rollup(
     """
     source.refresh()
     AccessCheck(source.settings.policy, author).require_query(Query())
-    with named_failures(into, is_new=True):
+    with explained_failures(into, is_new=True):
         target, settings = _open_rollup(source, into, options)
     counts = _Counts()
     for attempt in range(target.retrying.commits):
         run = _RollupRun(source, target, settings, author, counts, synced=synced, progress=progress)
         try:
-            with named_failures(into):
+            with explained_failures(into):
                 covered = run.run()
         except (_RollupChanged, ReplayDiffers):
             target.retrying.pause(attempt)
@@ -536,32 +536,32 @@ class _RollupRun:
         """Return the events that were erased in later commits as changes."""
         erased = [CHANGES.empty_table()]
         for record in read_records(self._snapshot.location, self._snapshot.metadata.erasure):
-            act = record.act
-            if act.commit <= since:
+            erasure = record.erasure
+            if erasure.commit <= since:
                 break
-            events = pa.array(act.events, pa.int64())
+            events = pa.array(erasure.events, pa.int64())
             if not len(events):
                 continue
-            ends = min(act.events), max(act.events)
+            ends = min(erasure.events), max(erasure.events)
             files = [
                 file
                 for file in self._snapshot.files
-                if file.first <= act.series <= file.last
+                if file.first <= erasure.series <= file.last
                 and file.max_sequence >= ends[0]
                 and file.min_sequence <= ends[1]
             ]
-            row_filter = RowFilter([act.series], sequences=ends)
+            row_filter = RowFilter([erasure.series], sequences=ends)
             is_meant = pc.field("sequence").isin(events)
             rows = read_rows(
                 self._snapshot.location, files, BASE_SCHEMA, _CHANGED_COLUMNS, row_filter, is_meant
             )
-            # If the act erases an edit and its original, the original is the change.
+            # If the erasure has an edit and its original, the original is the change.
             rows = rows.filter(pc.invert(pc.is_in(rows["original_sequence"], events)))
             size = rows.num_rows
-            for name, value in (("commit", act.commit), ("author", act.principal)):
+            for name, value in (("commit", erasure.commit), ("author", erasure.principal)):
                 column = rows.schema.get_field_index(name)
                 rows = rows.set_column(column, name, pa.repeat(value, size))
-            rows = rows.append_column("because", pa.repeat(act.reason, size))
+            rows = rows.append_column("because", pa.repeat(erasure.reason, size))
             erased.append(self._find_changes(rows))
         return pa.concat_tables(erased)
 
@@ -724,9 +724,9 @@ class _RollupRun:
     def _flag_erased(self, existing: pa.Table) -> BoolArray:
         """Flag the buckets that were erased in the rollup, because nobody can edit these."""
         erased = {
-            (record.act.series, sequence)
+            (record.erasure.series, sequence)
             for record in read_records(self._rollup.location, self._rollup.metadata.erasure)
-            for sequence in record.act.events
+            for sequence in record.erasure.events
         }
         originals = pc.coalesce(existing["original_sequence"], existing["sequence"]).to_pylist()
         keys = zip(existing["series"].to_pylist(), originals, strict=True)

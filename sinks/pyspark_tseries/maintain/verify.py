@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import Finding, UnusableStore, WrongClock
-from pyspark_tseries.maintain.erase import find_files_with_values, open_acts
+from pyspark_tseries.maintain.erase import find_files_with_values, list_open_records
 from pyspark_tseries.maintain.rebuild import compare_bounds, read_logged_bounds
 from pyspark_tseries.model.arrays import (
     NEVER_US,
@@ -68,7 +68,7 @@ def describe(
     compaction has kept; queries see those in `retained_range`. `dropped` and `adjusted` count late
     rows since the store was created, with the latest example of each. `cti` is the store's CTI: no
     original before it will be appended. `cti_writers` has the CTI of each writer, None for a writer
-    that has given none. `erasures` counts the acts that erased values, and `erasure_files` names
+    that has given none. `erasures` counts the erasures, and `erasure_files` names
     the files that still have some of these values, until the first maintenance ten minutes after
     the act.
 
@@ -104,7 +104,7 @@ def describe(
         "cti": _format(metadata.ctis.store_us),
         "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
         "erasures": sum(1 for _ in read_records(snapshot.location, metadata.erasure)),
-        "erasure_files": find_files_with_values(store, open_acts(store)),
+        "erasure_files": find_files_with_values(store, list_open_records(store)),
         "maintenance_error": _read_maintenance_error(snapshot.location),
     }
 
@@ -215,7 +215,7 @@ def _has_type(kind: pa.DataType, store_type: pa.DataType, file: DataFile) -> boo
 
 
 def _check_erased(table: pa.Table, values: Iterable[pa.Field]) -> None:
-    """Raise _DamagedFile if an event that an act has erased has a value."""
+    """Raise _DamagedFile if an erased event has a value."""
     if ERASURE_FIELD.name not in table.column_names:
         return
     erased = table.filter(table[ERASURE_FIELD.name].is_valid())

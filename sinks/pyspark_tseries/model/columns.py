@@ -117,9 +117,9 @@ EDIT_TIME: Final = pa.field("edit_timestamp", INSTANT)
 
 _KIND_FIELD: Final = pa.field("kind", pa.string(), nullable=False)
 ERASURE_FIELD: Final = pa.field("erasure", pa.string())
-"""The id of the act that erased the event, or null (semantics 18.6).
+"""The id of the erasure that erased the event, or null (semantics 18.6).
 
-The first act adds this column to the table; only files with an erased event have it.
+The first erasure adds this column to the table; only files with an erased event have it.
 """
 
 RESERVED_NAMES: Final = tuple(

@@ -302,7 +302,7 @@ class CommitMetadata:
         future: rows that were left out because they were too far in the future, since the store's
             creation.
         last_future: the latest example of these.
-        erasure: the id of the last act that erased events; None if there was none.
+        erasure: the id of the last erasure; None if there was none.
         marks: the transactions of the stored batch (`write/batch.py`); None if it has none. The log
             entry has them too, but `repair` may have to write that again.
         ctis: the CTIs of the store and of its writers.

@@ -62,7 +62,7 @@ class NewestTable:
     Attributes:
         head_id: the head of the newest commit in the table.
         commit: the number of that commit.
-        erasure: the last act of erasing as of that commit.
+        erasure: the last erasure as of that commit.
         values: the value columns of the store.
         columns: the columns of the rows.
         count: the number of originals of each series, if the series has as many.

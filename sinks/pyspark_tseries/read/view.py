@@ -40,7 +40,7 @@ from pyspark_tseries.read.newest import asked_count, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, run_query, stream_query, stream_schema
 from pyspark_tseries.storage.erasures import read_records
-from pyspark_tseries.storage.failures import explain_failure, named_failures
+from pyspark_tseries.storage.failures import explain_failure, explained_failures
 from pyspark_tseries.storage.row_reader import ANY_VALUE, BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
 
@@ -212,7 +212,7 @@ class View:
         return gaps(self.snapshot, index, query, longer_than_us, names)
 
     def _name_failures(self, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        with named_failures(self.snapshot.location):
+        with explained_failures(self.snapshot.location):
             yield from rows
 
 
@@ -298,20 +298,20 @@ def _commits(snapshot: Snapshot) -> tuple[int, int]:
 
 
 def _show_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
-    """Return rows with `ERASED_FIELDS` in place of the act's id."""
+    """Return rows with `ERASED_FIELDS` in place of the id of the erasure."""
     ids_of_rows = rows[ERASURE_FIELD.name].to_pylist()
-    acts_by_id = {}
-    ids = {act for act in ids_of_rows if act is not None}
+    erasures_by_id = {}
+    ids = {id for id in ids_of_rows if id is not None}
     if ids:
         for record in read_records(snapshot.location, snapshot.metadata.erasure):
-            acts_by_id[record.act.id] = record.act
-            if ids <= acts_by_id.keys():
+            erasures_by_id[record.erasure.id] = record.erasure
+            if ids <= erasures_by_id.keys():
                 break
-    acts_of_rows = [acts_by_id.get(act) for act in ids_of_rows]
+    erasures = [erasures_by_id.get(id) for id in ids_of_rows]
     columns = [
-        pa.array([act and act.principal for act in acts_of_rows], pa.string()),
-        pa.array([act and act.time_us for act in acts_of_rows], pa.int64()).cast(INSTANT),
-        pa.array([act and act.reason for act in acts_of_rows], pa.string()),
+        pa.array([erasure and erasure.principal for erasure in erasures], pa.string()),
+        pa.array([erasure and erasure.time_us for erasure in erasures], pa.int64()).cast(INSTANT),
+        pa.array([erasure and erasure.reason for erasure in erasures], pa.string()),
     ]
     rows = rows.select(event_schema(snapshot.values).names)
     for field, column in zip(ERASED_FIELDS, columns, strict=True):

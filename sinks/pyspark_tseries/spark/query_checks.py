@@ -52,7 +52,7 @@ from pyspark_tseries.model.commits import (
     CommitId,
     name_writer,
 )
-from pyspark_tseries.storage.failures import name_failure
+from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.store.commit_history import (
     describe_change,
@@ -581,7 +581,7 @@ def remember_commit(
         return  # This checkpoint can have no record; the store still has its marks of queries.
     except OSError as error:
         # The checkpoint is on a disk of this machine, whatever the store is on.
-        raise name_failure(None, error) or error from error
+        raise explain_failure(None, error) or error from error
 
 
 def _write_record(checkpoint: Path, store: Store, batches: Sequence[tuple[int, CommitId]]) -> None:

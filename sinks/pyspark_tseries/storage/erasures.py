@@ -1,9 +1,9 @@
 """Write and read the records of erasures: who erased which events, when and why (semantics 18.6).
 
 A record counts once a commit names it, so a crash leaves unused files at worst. The head names the
-last act, and each record the previous one; a record outside this chain does not count. Maintenance
-flags an act with `log` once no log entry has its values any more, and with `done` once no file has
-them.
+last erasure, and each record the one before; a record outside this chain does not count.
+Maintenance flags an erasure with `log` once no log entry has its values any more, and with `done`
+once no file has them.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from pyspark_tseries.model.columns import ERASURE_FIELD, RESERVED_NAMES
 from pyspark_tseries.storage.location import Location
 
 KEY_COLUMNS: Final = ("series", "sequence", "original_sequence", "erasure")
-"""These columns show whether an act concerns an event."""
+"""These columns show whether an erasure concerns an event."""
 
 
 _RECORD_VERSION: Final = 1
@@ -36,20 +36,20 @@ _RECORD_VERSION: Final = 1
 
 @dataclass(frozen=True)
 class Erasure:
-    """An act that erased the values of some events of a series.
+    """Who erased the values of some events of a series, when and why.
 
     Attributes:
-        id: the id of the act; the erased events have it in the column `erasure`.
+        id: its id; the erased events have it in the column `erasure`.
         commit: the number of the commit that erased them.
         time: the time of that commit, ISO-8601.
         principal: who erased them.
         reason: why.
         series: the name of the series.
         sequences: the requested sequences.
-        events: the sequences of the events that the act erased, including edits of originals.
+        events: the sequences of the erased events, including edits of originals.
         removed: the `sequences` of events that compaction had removed before.
         files: files and log entries that still held a value, relative to the store; the next
-            maintenance that begins ten minutes or more after the act removes them.
+            maintenance that begins ten minutes or more after it removes them.
     """
 
     id: str
@@ -71,26 +71,26 @@ class Erasure:
 
 @dataclass(frozen=True, slots=True)
 class ErasureRecord:
-    """A stored act.
+    """The file of an erasure.
 
     Attributes:
-        act: the act, without `files`.
-        previous: the id of the previous act; None for the first.
+        erasure: the erasure, without `files`.
+        previous: the id of the erasure before; None for the first.
         log_version: the last entry of the log that may name a file with the values.
     """
 
-    act: Erasure
+    erasure: Erasure
     previous: str | None
     log_version: int
 
     def to_json(self) -> str:
         """Return the record as JSON; `parse_record` reads it back."""
-        act = {name: value for name, value in asdict(self.act).items() if name != "files"}
+        fields = {name: value for name, value in asdict(self.erasure).items() if name != "files"}
         record = {
             "version": _RECORD_VERSION,
             "previous": self.previous,
             "log_version": self.log_version,
-            **act,
+            **fields,
         }
         return json.dumps(record, ensure_ascii=False, indent=1)
 
@@ -98,20 +98,20 @@ class ErasureRecord:
 def parse_record(text: str) -> ErasureRecord:
     """Return the record in `text`; raise ValueError if it is damaged or of another version."""
     try:
-        act: dict[str, Any] = json.loads(text)
-        version, previous = act.pop("version"), act.pop("previous")
-        log_version = int(act.pop("log_version"))
+        fields: dict[str, Any] = json.loads(text)
+        version, previous = fields.pop("version"), fields.pop("previous")
+        log_version = int(fields.pop("log_version"))
         if version != _RECORD_VERSION:
             raise ValueError(f"it has version {version}; accepted: {_RECORD_VERSION}")
-        lists = {name: tuple(act[name]) for name in ("sequences", "events", "removed")}
-        return ErasureRecord(Erasure(**{**act, **lists}), previous, log_version)
+        lists = {name: tuple(fields[name]) for name in ("sequences", "events", "removed")}
+        return ErasureRecord(Erasure(**{**fields, **lists}), previous, log_version)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it is no record of an erasure: {error}") from error
 
 
 @dataclass(slots=True)
 class ErasedKeys:
-    """The events of some acts: by series, the sequences of events and of originals.
+    """The events of some erasures: by series, the sequences of events and of originals.
 
     An event is included if its sequence is in `events`, or if it is an edit and the sequence of its
     original is in `originals`.
@@ -120,10 +120,10 @@ class ErasedKeys:
     events: dict[str, set[int]] = field(default_factory=dict)
     originals: dict[str, set[int]] = field(default_factory=dict)
 
-    def add(self, act: Erasure) -> None:
-        """Add the events of an act."""
-        self.events.setdefault(act.series, set()).update(act.sequences, act.events)
-        self.originals.setdefault(act.series, set()).update(act.sequences)
+    def add(self, erasure: Erasure) -> None:
+        """Add the events of an erasure."""
+        self.events.setdefault(erasure.series, set()).update(erasure.sequences, erasure.events)
+        self.originals.setdefault(erasure.series, set()).update(erasure.sequences)
 
     def find_values(self, rows: pa.Table) -> BoolArray:
         """Flag the included events that are not erased in `rows`, which has `KEY_COLUMNS`."""
@@ -160,28 +160,28 @@ class ErasedKeys:
 ERASURES: Final = ("_tseries", "erasures")
 
 
-def record_path(location: Location, act: str) -> str:
-    """Return the path of the record of `act`."""
-    return location.file(*ERASURES, f"{act}.json")
+def record_path(location: Location, erasure_id: str) -> str:
+    """Return the path of the record of an erasure."""
+    return location.file(*ERASURES, f"{erasure_id}.json")
 
 
 def write_record(location: Location, record: ErasureRecord) -> str:
-    """Write the record of an act; return its path."""
-    path = record_path(location, record.act.id)
+    """Write the record of an erasure; return its path."""
+    path = record_path(location, record.erasure.id)
     with location.write(path) as file:
         file.write(record.to_json().encode())
     return path
 
 
-def read_records(location: Location, act: str | None) -> Iterator[ErasureRecord]:
-    """Yield the records of `act` and of all acts before it, newest first.
+def read_records(location: Location, erasure_id: str | None) -> Iterator[ErasureRecord]:
+    """Yield the records of an erasure and of all before it, newest first.
 
     Raises:
         UnusableStore: a record is missing or damaged.
         OSError: a record cannot be read now.
     """
-    while act is not None:
-        path = record_path(location, act)
+    while erasure_id is not None:
+        path = record_path(location, erasure_id)
         try:
             record = _read_record(location, path)
         except (FileNotFoundError, ValueError) as error:
@@ -189,20 +189,22 @@ def read_records(location: Location, act: str | None) -> Iterator[ErasureRecord]
             problem = f"the record '{path}' of an erasure cannot be read: {why}"
             raise damage_error("erasure record", location.root, problem, path) from error
         yield record
-        act = record.previous
+        erasure_id = record.previous
 
 
-def find_erased_series(location: Location, act: str | None, since: str | None) -> set[str] | None:
-    """Return the series of `act` and of all acts before it, back to `since`, exclusive.
+def find_erased_series(
+    location: Location, erasure_id: str | None, since: str | None
+) -> set[str] | None:
+    """Return the series of an erasure and of all before it, back to `since`, exclusive.
 
     Return None if `since` is not among them, or a record cannot be read.
     """
     names: set[str] = set()
     try:
-        for record in read_records(location, act):
-            if record.act.id == since:
+        for record in read_records(location, erasure_id):
+            if record.erasure.id == since:
                 return names
-            names.add(record.act.series)
+            names.add(record.erasure.series)
     except UnusableStore:
         return None
     return names if since is None else None
@@ -223,13 +225,13 @@ def _read_record(location: Location, path: str) -> ErasureRecord:
         return parse_record(file.read().decode())
 
 
-def flag_act(location: Location, act: str, flag: str) -> None:
-    """Flag `act`: no log entry has a value of it any more (`log`), or no file at all (`done`)."""
-    with location.write(location.file(*ERASURES, f"{act}.{flag}")) as file:
+def flag_erasure(location: Location, erasure_id: str, flag: str) -> None:
+    """Flag an erasure: no log entry has its values any more (`log`), or no file (`done`)."""
+    with location.write(location.file(*ERASURES, f"{erasure_id}.{flag}")) as file:
         file.write(b"")
 
 
-def flagged_acts(location: Location, flag: str) -> set[str]:
-    """Return the ids of the acts with the flag `log` or `done`."""
+def list_flagged(location: Location, flag: str) -> set[str]:
+    """Return the ids of the erasures with the flag `log` or `done`."""
     names = (os.path.basename(path) for path, _ in location.list_files(location.file(*ERASURES)))
     return {name.removesuffix(f".{flag}") for name in names if name.endswith(f".{flag}")}

@@ -1,8 +1,8 @@
-"""Name failures of the disk, mount or file system under a store, with the next step.
+"""Explain failures of the disk, mount or file system under a store, with the next step.
 
 Storage code raises `OSError`, and Delta an error that quotes one. Retries inside the package see
-these plain errors. At the end of a call from a user or from Spark, `named_failures` turns them into
-`StorageFailed`, or into `NoSuchStore` if the store's directory is missing.
+these plain errors. At the end of a call from a user or from Spark, `explained_failures` turns them
+into `StorageFailed`, or into `NoSuchStore` if the store's directory is missing.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ _NEXT_STEPS_IN_STORES: Final = {
 
 
 @contextlib.contextmanager
-def named_failures(location: Location | None, *, is_new: bool = False) -> Iterator[None]:
-    """Name a failure of the storage under the store at `location`, if it is known.
+def explained_failures(location: Location | None, *, is_new: bool = False) -> Iterator[None]:
+    """Explain a failure of the storage under the store at `location`, if it is known.
 
     Raises:
         NoSuchStore: the store's directory existed, and is missing now.
@@ -75,19 +75,20 @@ def named_failures(location: Location | None, *, is_new: bool = False) -> Iterat
 
 
 def explain_failure(
-    location: Location | None, error: Exception, *, is_new: bool = False
+    location: Location | None,
+    error: Exception,
+    *,
+    is_new: bool = False,
+    behind_named: bool = False,
 ) -> TseriesError | None:
-    """Return the storage failure behind `error`; None if it is none, or is named already."""
+    """Return the storage failure behind `error`; None if there is none, or it is named already.
+
+    With `behind_named` return it even if `error` is an error of this package that names another
+    problem, such as a busy store.
+    """
     is_named = isinstance(error, TseriesError) and not isinstance(error, UnusableStore)
-    if is_named or isinstance(error, NoSuchStore | StorageFailed):
+    if not behind_named and (is_named or isinstance(error, NoSuchStore | StorageFailed)):
         return None
-    return name_failure(location, error, is_new=is_new)
-
-
-def name_failure(
-    location: Location | None, error: Exception, *, is_new: bool = False
-) -> TseriesError | None:
-    """Return the storage failure that `error` reports; None if it reports none."""
     # An object store has its own error messages, and Delta and Arrow already repeat requests.
     if location is not None and not location.is_local:
         return None

@@ -338,12 +338,12 @@ class SeriesCondition:
     Attributes:
         series: its name.
         sequence: its highest sequence; -1 if it must have no event.
-        erasures: the store's last act of erasing, as a tuple of its id or None; None for any.
+        last_erasure: the id of the store's last erasure, or None, in a tuple; None for any.
     """
 
     series: str
     sequence: int
-    erasures: tuple[str | None] | None = None
+    last_erasure: tuple[str | None] | None = None
 
     def check(self, context: "CommitContext") -> None:
         """Raise ConditionFailed if the series is in another state."""
@@ -352,7 +352,7 @@ class SeriesCondition:
     def check_series(self, index: SeriesIndex) -> None:
         """Raise ConditionFailed if the series is in another state in `index`."""
         last_sequence = int(index.lookup([self.series])["last_sequence"][0])
-        same = self.erasures is None or self.erasures == (index.metadata.erasure,)
+        same = self.last_erasure is None or self.last_erasure == (index.metadata.erasure,)
         if last_sequence == self.sequence and same:
             return
         problem = (

@@ -18,7 +18,7 @@ from pyspark_tseries import NoSuchStore, StorageFailed, TimeSeries, UnusableStor
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.maintain.background import COMMITS_PER_MAINTENANCE, maintain
 from pyspark_tseries.storage import failures, location
-from pyspark_tseries.storage.failures import name_failure, named_failures
+from pyspark_tseries.storage.failures import explain_failure, explained_failures
 from pyspark_tseries.storage.location import move_exclusively, parse_location
 
 VALUES = {"value": pa.float64()}
@@ -248,7 +248,7 @@ def test_maintenance_of_a_store_that_goes_away_meanwhile_makes_no_directory(tmp_
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / "s"))
 
     monkeypatch.setattr(background, "merge_file_groups", goes_away)
-    with named_failures(parse_location(tmp_path / "s")), pytest.raises(FileNotFoundError):
+    with explained_failures(parse_location(tmp_path / "s")), pytest.raises(FileNotFoundError):
         maintain(tmp_path / "s")
     assert not (tmp_path / "s").exists()
     os.rename(tmp_path / "away", tmp_path / "s")  # Not into it.
@@ -266,7 +266,7 @@ def test_failure_of_the_storage_has_code_path_and_next_step(tmp_path, code):
     wrapped.__cause__ = OSError(code, os.strerror(code), path)
     quoted = DeltaError(f"Generic LocalFileSystem error: unable to open '{path}' (os error {code})")
     for error in (OSError(code, os.strerror(code), path), wrapped, quoted):
-        named = name_failure(location, error)
+        named = explain_failure(location, error)
         assert isinstance(named, StorageFailed)
         assert (named.path, named.code) == (path, code)
         assert re.search(rf"'{path}'.*\({errno.errorcode[code]}\); next step: ['\w]+", str(named))
@@ -279,7 +279,7 @@ def test_next_steps_about_a_store_are_not_given_for_a_disk_beside_it(tmp_path, c
     location = parse_location(str(store))
     steps = {}
     for path in (str(store / "a"), str(beside)):
-        named = failures.name_failure(location, OSError(code, os.strerror(code), path))
+        named = failures.explain_failure(location, OSError(code, os.strerror(code), path))
         assert (named.path, named.code) == (path, code)
         steps[path] = named.next_step
     assert steps[str(beside)] == failures._NEXT_STEPS[code]
@@ -290,7 +290,7 @@ def test_next_steps_about_a_store_are_not_given_for_a_disk_beside_it(tmp_path, c
 def test_error_that_is_not_of_the_storage_stays_as_it_is(tmp_path):
     location = new_store(tmp_path / "s")._store.location
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), UnusableStore("x"), ValueError()):
-        assert name_failure(location, error) is None
+        assert explain_failure(location, error) is None
 
 
 def test_why_finds_a_named_failure_of_the_storage(capsys):
