@@ -488,14 +488,14 @@ def _list(names: Sequence[str]) -> str:
 # -- columns ---------------------------------------------------------------------------------------
 
 
-def is_drawn(kind: pa.DataType) -> bool:
+def is_drawn(data_type: pa.DataType) -> bool:
     """Return whether a chart can draw values of a type."""
-    return is_line(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind)
+    return is_line(data_type) or pa.types.is_boolean(data_type) or pa.types.is_string(data_type)
 
 
-def is_line(kind: pa.DataType) -> bool:
+def is_line(data_type: pa.DataType) -> bool:
     """Return whether a type is drawn as a line."""
-    return is_number(kind) or bool(pa.types.is_decimal(kind))
+    return is_number(data_type) or bool(pa.types.is_decimal(data_type))
 
 
 def _choose_columns(

@@ -120,7 +120,9 @@ def render_facts(facts: StoreFacts) -> str:
             boxes[label] = f"{description[name]:,}"
     counts = "".join(f"<li><b>{number}</b> {name}</li>" for name, number in boxes.items())
     cti = f", CTI {to_html(description['cti'])}" if description["cti"] else ""
-    columns = ", ".join(f"{name} {kind}" for name, kind in description["value_columns"].items())
+    columns = ", ".join(
+        f"{name} {type_text}" for name, type_text in description["value_columns"].items()
+    )
     return (
         '<header><h2>Store</h2><p class="status ok" data-say="readable"><b>readable</b>: '
         f"{last_commit}{cti}</p></header>"

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as kinds
+from pyarrow import types
 
 from pyspark_timestream.core.conversion import (
     MAX_WIDE_DIGITS,
@@ -41,7 +41,7 @@ class _Misfit(Exception):
 
     Attributes:
         have: its type.
-        kind: the type that it should fit.
+        data_type: the type that it should fit.
         reason: what is wrong; empty if the two types say enough.
         next_step: what the program can do.
         value: a tuple with the value; empty if the type of the whole column is wrong.
@@ -49,7 +49,7 @@ class _Misfit(Exception):
     """
 
     have: str
-    kind: pa.DataType
+    data_type: pa.DataType
     reason: str = ""
     next_step: str = "convert it, or name another column"
     value: tuple[Any, ...] = ()
@@ -92,15 +92,15 @@ def convert_value(value: Any, field: pa.Field) -> pa.Array:
 
 def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleValue:
     name = f"column '{field.name}'" + (f", in '{misfit.path}'," if misfit.path else "")
-    kind_name = type_name(misfit.kind)
+    store_type = type_name(misfit.data_type)
     if misfit.value:
         row_name = "" if row is None else f"row {row}: "
         reason = misfit.reason or f"it is of type {misfit.have}"
         problem = f"{row_name}{name} cannot hold {show_value(misfit.value[0])}: {reason}"
     else:
-        problem = f"{name} is of type {misfit.have}, in the store it is of type {kind_name}"
+        problem = f"{name} is of type {misfit.have}, in the store it is of type {store_type}"
         problem += f": {misfit.reason}" if misfit.reason else ""
-    return IncompatibleValue(problem, kind_name, f"{misfit.next_step}. Nothing is stored")
+    return IncompatibleValue(problem, store_type, f"{misfit.next_step}. Nothing is stored")
 
 
 def _first_misfit(
@@ -122,41 +122,41 @@ def _first_misfit(
     return row, last_misfit
 
 
-def _convert(column: Any, kind: pa.DataType, path: str) -> pa.Array:
-    """Convert an Arrow array, or a list of Python objects, to `kind`."""
+def _convert(column: Any, data_type: pa.DataType, path: str) -> pa.Array:
+    """Convert an Arrow array, or a list of Python objects, to `data_type`."""
     is_arrow = isinstance(column, pa.Array)
     if is_arrow:
         column = _decode(column)
-        if column.type == kind:
+        if column.type == data_type:
             return column
-        if kinds.is_null(column.type):
-            return pa.nulls(len(column), kind)
+        if types.is_null(column.type):
+            return pa.nulls(len(column), data_type)
     else:
-        natural = _convert_natural(column, kind)
+        natural = _convert_natural(column, data_type)
         if natural is not None:
             return natural
         column = [None if _is_missing(value) else value for value in column]
-    if not kinds.is_nested(kind):
-        return (_leaf if is_arrow else _leaves_from_values)(column, kind, path)
-    columns, lengths = (_split_arrow if is_arrow else _split_values)(column, kind, path)
+    if not types.is_nested(data_type):
+        return (_leaf if is_arrow else _leaves_from_values)(column, data_type, path)
+    columns, lengths = (_split_arrow if is_arrow else _split_values)(column, data_type, path)
     children = [
         _convert(child, field.type, f"{path}.{field.name}" if path else field.name)
-        for child, field in zip(columns, _list_children(kind), strict=True)
+        for child, field in zip(columns, _list_children(data_type), strict=True)
     ]
-    if kinds.is_map(kind) and children[0].null_count:
+    if types.is_map(data_type) and children[0].null_count:
         have = type_name(children[0].type)
-        raise _Misfit(have, kind, "a key is null", "leave the entry out", (None,), path)
+        raise _Misfit(have, data_type, "a key is null", "leave the entry out", (None,), path)
     nulls = column.is_null() if is_arrow else pa.array([value is None for value in column])
-    return build_nested(kind, children, lengths, nulls)
+    return build_nested(data_type, children, lengths, nulls)
 
 
-def _list_children(kind: pa.DataType) -> list[pa.Field]:
+def _list_children(data_type: pa.DataType) -> list[pa.Field]:
     """List the columns inside a nested one, with the names for messages."""
-    if kinds.is_list(kind):
-        return [pa.field("element", kind.value_type)]
-    if kinds.is_map(kind):
-        return [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
-    return list(kind)
+    if types.is_list(data_type):
+        return [pa.field("element", data_type.value_type)]
+    if types.is_map(data_type):
+        return [pa.field("key", data_type.key_type), pa.field("value", data_type.item_type)]
+    return list(data_type)
 
 
 _Split: TypeAlias = tuple[Sequence[Any], Int64Array | None]
@@ -164,19 +164,19 @@ _Split: TypeAlias = tuple[Sequence[Any], Int64Array | None]
 
 
 def _fields_by_name(
-    kind: pa.DataType, names: Sequence[Any], have: str, path: str
+    data_type: pa.DataType, names: Sequence[Any], have: str, path: str
 ) -> dict[str, int]:
     """Return the position in `names` of each field that it has; names match in any case."""
-    names_by_key = {field.name.lower(): field.name for field in kind}
+    names_by_key = {field.name.lower(): field.name for field in data_type}
     positions: dict[str, int] = {}
     for position, name in enumerate(names):
         field_name = names_by_key.get(str(name).lower())
         if field_name is None or field_name in positions:
             problem = "which it lacks" if field_name is None else "which it has once, in any case"
-            field_names = ", ".join(f"'{field.name}'" for field in kind)
+            field_names = ", ".join(f"'{field.name}'" for field in data_type)
             raise _Misfit(
                 have,
-                kind,
+                data_type,
                 f"it has a field {name!r}, {problem}; its fields are {field_names}",
                 "correct the name, or leave the field out",
                 path=path,
@@ -188,20 +188,24 @@ def _fields_by_name(
 # -- Arrow's columns -----------------------------------------------------------------------------
 
 
-def _split_arrow(array: pa.Array, kind: pa.DataType, path: str) -> _Split:
+def _split_arrow(array: pa.Array, data_type: pa.DataType, path: str) -> _Split:
     have = array.type
-    if kinds.is_list(kind) and _is_list(have):
+    if types.is_list(data_type) and _is_list(have):
         return [array.flatten()], list_lengths(array)
-    if kinds.is_map(kind) and _is_map(have):
-        if kinds.is_map(have):
+    if types.is_map(data_type) and _is_map(have):
+        if types.is_map(have):
             entry = [pa.field("key", have.key_type), pa.field("value", have.item_type)]
             array = array.cast(pa.list_(pa.struct(entry)))
         return array.flatten().flatten(), list_lengths(array)
-    if kinds.is_struct(kind) and kinds.is_struct(have):
-        positions = _fields_by_name(kind, [field.name for field in have], type_name(have), path)
+    if types.is_struct(data_type) and types.is_struct(have):
+        positions = _fields_by_name(
+            data_type, [field.name for field in have], type_name(have), path
+        )
         children, nulls = array.flatten(), pa.nulls(len(array))
-        return [children[positions[f.name]] if f.name in positions else nulls for f in kind], None
-    raise _wrong_type(have, kind, path)
+        return [
+            children[positions[f.name]] if f.name in positions else nulls for f in data_type
+        ], None
+    raise _wrong_type(have, data_type, path)
 
 
 _STORED_AS: Final[dict[str, Callable[[Any], pa.Array]]] = {
@@ -216,11 +220,11 @@ def _decode(array: pa.Array) -> pa.Array:
     """Return the plain values of an encoded array, or of one of Arrow's extensions."""
     while True:
         have = array.type
-        if kinds.is_dictionary(have):
+        if types.is_dictionary(have):
             # Arrow cannot take from string views, which the categories of Polars are.
             words = _decode_view(array.dictionary)
             array = pa.DictionaryArray.from_arrays(array.indices, words).dictionary_decode()
-        elif kinds.is_run_end_encoded(have):
+        elif types.is_run_end_encoded(have):
             array = pc.run_end_decode(array)
         elif isinstance(have, pa.BaseExtensionType) and have.extension_name in _STORED_AS:
             array = _STORED_AS[have.extension_name](array)
@@ -229,42 +233,48 @@ def _decode(array: pa.Array) -> pa.Array:
 
 
 def _decode_view(array: pa.Array) -> pa.Array:
-    if kinds.is_string_view(array.type):
+    if types.is_string_view(array.type):
         return array.cast(pa.large_string())
-    return array.cast(pa.large_binary()) if kinds.is_binary_view(array.type) else array
+    return array.cast(pa.large_binary()) if types.is_binary_view(array.type) else array
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    views = kinds.is_list_view(kind) or kinds.is_large_list_view(kind)
-    lists = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+def _is_list(data_type: pa.DataType) -> bool:
+    views = types.is_list_view(data_type) or types.is_large_list_view(data_type)
+    lists = (
+        types.is_list(data_type)
+        or types.is_large_list(data_type)
+        or types.is_fixed_size_list(data_type)
+    )
     return bool(views or lists)
 
 
-def _is_map(kind: pa.DataType) -> bool:
+def _is_map(data_type: pa.DataType) -> bool:
     """Return True for maps, and for lists of entries, as Polars exports maps."""
-    if kinds.is_map(kind):
+    if types.is_map(data_type):
         return True
-    entries = _is_list(kind) and kinds.is_struct(kind.value_type)
-    return entries and [field.name for field in kind.value_type] == ["key", "value"]
+    entries = _is_list(data_type) and types.is_struct(data_type.value_type)
+    return entries and [field.name for field in data_type.value_type] == ["key", "value"]
 
 
 # -- single types --------------------------------------------------------------------------------
 
 
-def _leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
-    """Convert a column of a type that is not nested to `kind`."""
+def _leaf(array: pa.Array, data_type: pa.DataType, path: str) -> pa.Array:
+    """Convert a column of a type that is not nested to `data_type`."""
     have = array.type
-    if have == kind:
+    if have == data_type:
         return array
-    cast = _find_cast(have, kind)
+    cast = _find_cast(have, data_type)
     if cast is None:
-        raise _wrong_type(have, kind, path)
+        raise _wrong_type(have, data_type, path)
 
     def build(values: pa.Array) -> pa.Array:
         try:
             return cast(values)
         except pa.ArrowException:
-            raise _Misfit(type_name(have), kind, *_explain(have, kind), path=path) from None
+            raise _Misfit(
+                type_name(have), data_type, *_explain(have, data_type), path=path
+            ) from None
 
     try:
         return build(array)
@@ -274,57 +284,63 @@ def _leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
         raise misfit_in_row from None
 
 
-def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
-    """Return a cast to `kind` that raises ArrowException for a value that would not be equal."""
-    is_text = kinds.is_string(have) or kinds.is_large_string(have) or kinds.is_string_view(have)
+def _find_cast(have: pa.DataType, data_type: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
+    """Return a cast to `data_type`; ArrowException tells of a value that is not equal."""
+    is_text = types.is_string(have) or types.is_large_string(have) or types.is_string_view(have)
     is_bytes = (
-        kinds.is_binary(have)
-        or kinds.is_large_binary(have)
-        or kinds.is_binary_view(have)
-        or kinds.is_fixed_size_binary(have)
+        types.is_binary(have)
+        or types.is_large_binary(have)
+        or types.is_binary_view(have)
+        or types.is_fixed_size_binary(have)
     )
     plain = (
-        (is_text and kinds.is_string(kind))
-        or (is_bytes and kinds.is_binary(kind))
-        or (kinds.is_integer(have) and (kinds.is_integer(kind) or kinds.is_floating(kind)))
-        or (kinds.is_floating(have) and kinds.is_integer(kind))
-        or (kinds.is_decimal(have) and kinds.is_integer(kind))
-        or (kinds.is_date(have) and kinds.is_date(kind))
-        or (kinds.is_timestamp(have) and kinds.is_timestamp(kind) and _same_awareness(have, kind))
+        (is_text and types.is_string(data_type))
+        or (is_bytes and types.is_binary(data_type))
+        or (
+            types.is_integer(have) and (types.is_integer(data_type) or types.is_floating(data_type))
+        )
+        or (types.is_floating(have) and types.is_integer(data_type))
+        or (types.is_decimal(have) and types.is_integer(data_type))
+        or (types.is_date(have) and types.is_date(data_type))
+        or (
+            types.is_timestamp(have)
+            and types.is_timestamp(data_type)
+            and _same_awareness(have, data_type)
+        )
     )
     if plain:
-        return lambda array: array.cast(kind)
-    if kinds.is_integer(have) and kinds.is_decimal(kind):
+        return lambda array: array.cast(data_type)
+    if types.is_integer(have) and types.is_decimal(data_type):
         # 20 digits hold every integer of 64 bits.
-        return lambda array: _cast_decimals(array.cast(pa.decimal128(20, 0)), kind)
-    if kinds.is_decimal(have) and kinds.is_decimal(kind):
-        return lambda array: _cast_decimals(array, kind)
-    if kinds.is_floating(have) and kinds.is_floating(kind):
-        if have.bit_width < kind.bit_width:
-            return lambda array: array.cast(kind)
-        return lambda array: _cast_there_and_back(array, kind)
-    if kinds.is_timestamp(have) and have.tz is None and kinds.is_date(kind):
-        return lambda array: _cast_there_and_back(array, kind)
+        return lambda array: _cast_decimals(array.cast(pa.decimal128(20, 0)), data_type)
+    if types.is_decimal(have) and types.is_decimal(data_type):
+        return lambda array: _cast_decimals(array, data_type)
+    if types.is_floating(have) and types.is_floating(data_type):
+        if have.bit_width < data_type.bit_width:
+            return lambda array: array.cast(data_type)
+        return lambda array: _cast_there_and_back(array, data_type)
+    if types.is_timestamp(have) and have.tz is None and types.is_date(data_type):
+        return lambda array: _cast_there_and_back(array, data_type)
     return None
 
 
-def _same_awareness(have: pa.DataType, kind: pa.DataType) -> bool:
-    return (have.tz is None) == (kind.tz is None)
+def _same_awareness(have: pa.DataType, data_type: pa.DataType) -> bool:
+    return (have.tz is None) == (data_type.tz is None)
 
 
-def _cast_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast decimals to `kind`, which has 128 bits; Arrow's own cast wraps one that is too long."""
+def _cast_decimals(array: pa.Array, data_type: pa.DataType) -> pa.Array:
+    """Cast decimals to `data_type`, of 128 bits; Arrow's own cast wraps one that is too long."""
     scale = array.type.scale
     wide = array.cast(pa.decimal256(MAX_WIDE_DIGITS, scale))
-    if kind.scale > scale and pc.any(find_long_decimals(wide, kind), min_count=0).as_py():
+    if data_type.scale > scale and pc.any(find_long_decimals(wide, data_type), min_count=0).as_py():
         raise pa.ArrowInvalid("a value has too many digits")
-    return wide.cast(kind)
+    return wide.cast(data_type)
 
 
-def _cast_there_and_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    converted = array.cast(kind, safe=False)
+def _cast_there_and_back(array: pa.Array, data_type: pa.DataType) -> pa.Array:
+    converted = array.cast(data_type, safe=False)
     same = pc.equal(converted.cast(array.type, safe=False), array)
-    if kinds.is_floating(kind):
+    if types.is_floating(data_type):
         # A NaN equals nothing, but no cast changes it.
         same = pc.or_(same, pc.is_nan(array))
     if not pc.all(same, min_count=0).as_py():
@@ -339,9 +355,9 @@ def _show_cell(cell: pa.Scalar) -> Any:
         return cell
 
 
-def _wrong_type(have: pa.DataType, kind: pa.DataType, path: str) -> _Misfit:
-    misfit = _Misfit(type_name(have), kind, path=path)
-    if kinds.is_timestamp(have) and kinds.is_timestamp(kind):
+def _wrong_type(have: pa.DataType, data_type: pa.DataType, path: str) -> _Misfit:
+    misfit = _Misfit(type_name(have), data_type, path=path)
+    if types.is_timestamp(have) and types.is_timestamp(data_type):
         naive = have.tz is None
         misfit.reason = (
             "it has no time zone, so it could be any moment"
@@ -357,40 +373,40 @@ def _wrong_type(have: pa.DataType, kind: pa.DataType, path: str) -> _Misfit:
     return misfit
 
 
-def _explain(have: pa.DataType, kind: pa.DataType) -> tuple[str, str]:
-    """Explain why a value of type `have` cannot be one of `kind`, and what to do."""
-    if kinds.is_date(kind):
+def _explain(have: pa.DataType, data_type: pa.DataType) -> tuple[str, str]:
+    """Explain why a value of type `have` cannot be one of `data_type`, and what to do."""
+    if types.is_date(data_type):
         return "it has a time of day, which a date would lose", "give the date alone"
-    if kinds.is_timestamp(kind):
+    if types.is_timestamp(data_type):
         return (
             "it is finer than a microsecond, or out of the range of times",
             "round it, in pandas with dt.floor('us'), in Polars with dt.cast_time_unit('us')",
         )
-    if kinds.is_floating(kind):
-        reason = f"no {type_name(kind)} is equal to it"
+    if types.is_floating(data_type):
+        reason = f"no {type_name(data_type)} is equal to it"
         return (
-            _explain_large(kind) if kinds.is_integer(have) else reason,
-            f"round it, for example with numpy.float{kind.bit_width}(...)",
+            _explain_large(data_type) if types.is_integer(have) else reason,
+            f"round it, for example with numpy.float{data_type.bit_width}(...)",
         )
-    if kinds.is_decimal(kind):
+    if types.is_decimal(data_type):
         return (
-            f"it needs more digits than {kind.precision}, or more than {kind.scale} of them after "
-            "the point",
+            f"it needs more digits than {data_type.precision}, or more than {data_type.scale} of "
+            "them after the point",
             "round it",
         )
-    if kinds.is_integer(kind):
-        if kinds.is_integer(have):
-            return _explain_large(kind), "correct it"
-        return f"no {type_name(kind)} is equal to it", "round it, or correct it"
+    if types.is_integer(data_type):
+        if types.is_integer(have):
+            return _explain_large(data_type), "correct it"
+        return f"no {type_name(data_type)} is equal to it", "round it, or correct it"
     return "it does not fit", "convert it"
 
 
-def _explain_large(kind: pa.DataType) -> str:
-    """Explain why a whole number cannot be a value of type `kind`."""
-    if kinds.is_floating(kind):
-        bits = 24 if kind.bit_width == 32 else 53
-        return f"beyond 2^{bits} not every whole number is a {type_name(kind)}"
-    return f"it is out of the range of {type_name(kind)}"
+def _explain_large(data_type: pa.DataType) -> str:
+    """Explain why a whole number cannot be a value of type `data_type`."""
+    if types.is_floating(data_type):
+        bits = 24 if data_type.bit_width == 32 else 53
+        return f"beyond 2^{bits} not every whole number is a {type_name(data_type)}"
+    return f"it is out of the range of {type_name(data_type)}"
 
 
 # -- Python's values -----------------------------------------------------------------------------
@@ -410,13 +426,15 @@ _NATURAL: Final[dict[pa.DataType, type]] = {
 """By type, the Python class whose values Arrow takes unchanged, or refuses."""
 
 
-def _convert_natural(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
-    """Convert values if Arrow takes all their classes for `kind`; else return None."""
+def _convert_natural(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
+    """Convert values if Arrow takes all their classes for `data_type`; else return None."""
     classes = set(map(type, values)) - {type(None)}
-    if classes <= {_NATURAL.get(kind)} or (kinds.is_decimal(kind) and classes <= {int, Decimal}):
+    if classes <= {_NATURAL.get(data_type)} or (
+        types.is_decimal(data_type) and classes <= {int, Decimal}
+    ):
         # If Arrow refuses one, the slow way says which value is wrong, and why.
         with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
-            return pa.array(values, kind)
+            return pa.array(values, data_type)
     return None
 
 
@@ -426,24 +444,26 @@ def _is_missing(value: object) -> bool:
         return True
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
-    kind = type(value)
-    return kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas.")
+    value_class = type(value)
+    return value_class.__name__ in ("NAType", "NaTType") and value_class.__module__.startswith(
+        "pandas."
+    )
 
 
-def _split_values(values: list[Any], kind: pa.DataType, path: str) -> _Split:
-    if kinds.is_struct(kind):
-        return _split_mappings(values, kind, path), None
-    if kinds.is_list(kind):
+def _split_values(values: list[Any], data_type: pa.DataType, path: str) -> _Split:
+    if types.is_struct(data_type):
+        return _split_mappings(values, data_type, path), None
+    if types.is_list(data_type):
         lists, need, is_fit = values, "a list is needed", _is_sequence
     else:
         lists = [list(v.items()) if isinstance(v, Mapping) else v for v in values]
         need, is_fit = "a mapping, or a list of pairs, is needed", _is_pairs
     for value, items in zip(values, lists, strict=True):
         if items is not None and not is_fit(items):
-            raise _wrong_class(value, kind, need, path)
+            raise _wrong_class(value, data_type, need, path)
     flat = [item for items in lists if items is not None for item in items]
     lengths = np.array([0 if items is None else len(items) for items in lists], np.int64)
-    if kinds.is_list(kind):
+    if types.is_list(data_type):
         return [flat], lengths
     return [[pair[0] for pair in flat], [pair[1] for pair in flat]], lengths
 
@@ -458,8 +478,8 @@ def _is_pairs(value: object) -> bool:
     )
 
 
-def _split_mappings(values: list[Any], kind: pa.DataType, path: str) -> list[list[Any]]:
-    columns: dict[str, list[Any]] = {field.name: [None] * len(values) for field in kind}
+def _split_mappings(values: list[Any], data_type: pa.DataType, path: str) -> list[list[Any]]:
+    columns: dict[str, list[Any]] = {field.name: [None] * len(values) for field in data_type}
     for row, value in enumerate(values):
         if value is None:
             continue
@@ -468,10 +488,10 @@ def _split_mappings(values: list[Any], kind: pa.DataType, path: str) -> list[lis
             dict(zip(names, value, strict=True)) if isinstance(value, tuple) and names else value
         )
         if not isinstance(mapping, Mapping):
-            raise _wrong_class(value, kind, "a mapping of its fields is needed", path)
+            raise _wrong_class(value, data_type, "a mapping of its fields is needed", path)
         keys = list(mapping)
         try:
-            positions = _fields_by_name(kind, keys, type(value).__name__, path)
+            positions = _fields_by_name(data_type, keys, type(value).__name__, path)
         except _Misfit as misfit:
             misfit.value = (value,)
             raise
@@ -480,7 +500,7 @@ def _split_mappings(values: list[Any], kind: pa.DataType, path: str) -> list[lis
     return list(columns.values())
 
 
-def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
+def _leaves_from_values(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
     """Convert values of any classes; values of one class become an array and convert together."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for row, value in enumerate(values):
@@ -488,12 +508,12 @@ def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.A
             aware = isinstance(value, datetime) and value.tzinfo is not None
             unit = value.dtype if isinstance(value, np.datetime64) else None
             rows.setdefault((type(value), aware, unit), []).append(row)
-    arrays = [pa.nulls(1, kind)]
+    arrays = [pa.nulls(1, data_type)]
     positions = np.zeros(len(values), np.int64)
     for rows_of_class in rows.values():
         values_of_class = [values[row] for row in rows_of_class]
         try:
-            array = _leaf(_decode(_infer(values_of_class, kind, path)), kind, path)
+            array = _leaf(_decode(_infer(values_of_class, data_type, path)), data_type, path)
         except _Misfit as misfit:
             misfit.value = misfit.value or (values_of_class[0],)
             misfit.have = type(values_of_class[0]).__name__
@@ -503,7 +523,7 @@ def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.A
     return pa.concat_arrays(arrays).take(pa.array(positions))
 
 
-def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
+def _infer(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
     """Convert values of one class to the array that Arrow infers."""
     have = type(values[0]).__name__
 
@@ -513,15 +533,15 @@ def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             reason = ""
             if isinstance(error, OverflowError):
-                reason = _explain_large(kind)
+                reason = _explain_large(data_type)
             elif isinstance(error, UnicodeEncodeError):
                 reason = "it is not a valid text, UTF-8 cannot encode it"
-            raise _Misfit(have, kind, reason, path=path) from None
+            raise _Misfit(have, data_type, reason, path=path) from None
 
     if isinstance(values[0], datetime):
         for value in values:
             if getattr(value, "nanosecond", 0):  # A Timestamp of pandas has them.
-                raise _Misfit(have, kind, *_explain(INSTANT, INSTANT), (value,), path)
+                raise _Misfit(have, data_type, *_explain(INSTANT, INSTANT), (value,), path)
         if values[0].tzinfo is not None:
             return pa.array([from_datetime(value) for value in values]).cast(INSTANT)
     if isinstance(values[0], np.datetime64):
@@ -542,9 +562,11 @@ def _as_seconds(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return seconds if (seconds.astype(times.dtype) == times).all() else times
 
 
-def _wrong_class(value: object, kind: pa.DataType, reason: str, path: str) -> _Misfit:
+def _wrong_class(value: object, data_type: pa.DataType, reason: str, path: str) -> _Misfit:
     have = type(value).__name__
-    return _Misfit(have, kind, f"it is of type {have}, and {reason}", value=(value,), path=path)
+    return _Misfit(
+        have, data_type, f"it is of type {have}, and {reason}", value=(value,), path=path
+    )
 
 
 # -- value columns -------------------------------------------------------------------------------

@@ -309,8 +309,10 @@ def _has_chart(table: pa.Table, shape: Shape) -> bool:
     """Return whether a chart would show more than the rows do."""
     if "timestamp" not in table.column_names or table.num_rows < 2:
         return False
-    kinds = {name: table.schema.field(name).type for name in shape.values}
-    drawn = [n for n, kind in kinds.items() if is_line(kind) or pa.types.is_boolean(kind)]
+    types = {name: table.schema.field(name).type for name in shape.values}
+    drawn = [
+        n for n, data_type in types.items() if is_line(data_type) or pa.types.is_boolean(data_type)
+    ]
     return any(table[name].null_count < table.num_rows for name in drawn)
 
 
@@ -441,11 +443,11 @@ class TableResult:
         """
         import pandas
 
-        def pandas_type(kind: pa.DataType) -> Any:
-            if kind in _NULLABLE:
-                return pandas.api.types.pandas_dtype(_NULLABLE[kind])
+        def pandas_type(data_type: pa.DataType) -> Any:
+            if data_type in _NULLABLE:
+                return pandas.api.types.pandas_dtype(_NULLABLE[data_type])
             # NumPy's types would turn a list with a null into floats.
-            return pandas.ArrowDtype(kind) if pa.types.is_nested(kind) else None
+            return pandas.ArrowDtype(data_type) if pa.types.is_nested(data_type) else None
 
         frame: pandas.DataFrame = self.table.to_pandas(types_mapper=pandas_type)
         return frame
@@ -705,9 +707,11 @@ def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str)
     sequence = np.zeros(len(rows), np.int64)
     stamp, is_stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
     # The events of each kind, appends or edits, refer to the rows of that kind.
-    kinds = [np.flatnonzero(~edit), np.flatnonzero(edit)] if edit.any() else [np.arange(len(rows))]
-    for rows_of_kind, events in zip(kinds, numbered, strict=True):
-        rows_of_batch = rows_of_kind[events.order]
+    row_groups = (
+        [np.flatnonzero(~edit), np.flatnonzero(edit)] if edit.any() else [np.arange(len(rows))]
+    )
+    for rows_of_group, events in zip(row_groups, numbered, strict=True):
+        rows_of_batch = rows_of_group[events.order]
         sequence[rows_of_batch], stamp[rows_of_batch], is_stored[rows_of_batch] = (
             events.sequence,
             events.timestamp_us,

@@ -554,9 +554,9 @@ def _convert(name: str, stored: str | None, needed: str) -> str:
         return f"CAST(NULL AS {needed})"
     if stored in ("", needed):
         return _quote(name)
-    kinds = stored, needed
-    if all(kind.startswith("TIMESTAMP") for kind in kinds):
-        zoned = [kind == "TIMESTAMP WITH TIME ZONE" for kind in kinds]
+    sql_types = stored, needed
+    if all(sql_type.startswith("TIMESTAMP") for sql_type in sql_types):
+        zoned = [sql_type == "TIMESTAMP WITH TIME ZONE" for sql_type in sql_types]
         if zoned == [False, True]:
             return f"(CAST({_quote(name)} AS TIMESTAMP) AT TIME ZONE 'UTC')"
         if zoned == [True, False]:

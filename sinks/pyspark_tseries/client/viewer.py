@@ -322,9 +322,9 @@ class StoreViewer:
             result = _ask_events(view, query.from_last(count), request.series, row)
             edits, more = _list_edits(result.table)
         elif columns:
-            kinds = {field.name: field.type for field in values}
+            types = {field.name: field.type for field in values}
             aggregates = _choose_aggregates(
-                kinds, [request.column] if request.column else columns[:4]
+                types, [request.column] if request.column else columns[:4]
             )
             # A clock shows no multiples of a width that does not divide its day.
             zone = self.zone if bucket_us in _STEPS_US else None
@@ -415,10 +415,10 @@ def _choose_buckets(row: Cells | None) -> int | None:
     return next((step for step in _STEPS_US if step >= wide > SECOND_US), wide)
 
 
-def _choose_aggregates(kinds: dict[str, pa.DataType], columns: Sequence[str]) -> dict[str, Any]:
+def _choose_aggregates(types: dict[str, pa.DataType], columns: Sequence[str]) -> dict[str, Any]:
     aggregates: dict[str, Any] = {}
     for name in columns:
-        if name in kinds and is_line(kinds[name]):
+        if name in types and is_line(types[name]):
             aggregates[name] = "mean"
             aggregates |= {f"{name} min": (name, "min"), f"{name} max": (name, "max")}
         else:

@@ -533,8 +533,8 @@ def _estimate_row_bytes(location: Location, file: DataFile, schema: pa.Schema) -
     return max(size, sum(_least_bytes(field.type) for field in schema)) + 1
 
 
-def _least_bytes(kind: pa.DataType) -> int:
+def _least_bytes(data_type: pa.DataType) -> int:
     """Return the least memory of a cell, however small it is in a file."""
-    if kind == _ENCODED_TEXT:
+    if data_type == _ENCODED_TEXT:
         return 4
-    return -(-kind.bit_width // 8) if pa.types.is_primitive(kind) else 16
+    return -(-data_type.bit_width // 8) if pa.types.is_primitive(data_type) else 16

@@ -203,8 +203,8 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
             for group in range(file.num_row_groups):
                 rows = file.read_row_group(group, columns=key_columns)
                 for name in set(KEY_COLUMNS) - set(key_columns):
-                    kind = pa.string() if name in ("series", "erasure") else pa.int64()
-                    rows = rows.append_column(name, pa.nulls(rows.num_rows, kind))
+                    data_type = pa.string() if name in ("series", "erasure") else pa.int64()
+                    rows = rows.append_column(name, pa.nulls(rows.num_rows, data_type))
                 if keys.find_values(rows).any():
                     return True
     except FileNotFoundError:

@@ -287,17 +287,17 @@ def _other_setting(into: Location, name: str, current: str, requested: str) -> I
 def _check_columns(source: Store, target: Store, settings: RollupSettings) -> None:
     types = {field.name: field.type for field in target.values}
     for field in settings.values(pa.schema(source.values)):
-        kind = new_value_field(field).type
-        if types.get(field.name) != kind:
+        data_type = new_value_field(field).type
+        if types.get(field.name) != data_type:
             raise IncompatibleValue(
                 f"column '{field.name}' of the rollup '{target.root}' would be of type "
-                f"{type_name(kind)} now",
+                f"{type_name(data_type)} now",
                 f"{type_name(types[field.name])}, as the rollup was made"
                 if field.name in types
                 else None,
                 "make it wider: open the rollup, call widen_columns with this column and type, and "
                 "run the rollup again"
-                if field.name in types and fits(types[field.name], kind)
+                if field.name in types and fits(types[field.name], data_type)
                 else "begin another rollup at a path of its own",
             )
 
@@ -640,8 +640,8 @@ class _RollupRun:
         return run_query(self._rollup, self._target_index, query, names, columns=columns).table
 
     def _existing_schema(self, columns: Sequence[str]) -> pa.Schema:
-        kinds = {field.name: field.type for field in self._schema}
-        return pa.schema([(name, kinds.get(name, pa.int64())) for name in columns])
+        types = {field.name: field.type for field in self._schema}
+        return pa.schema([(name, types.get(name, pa.int64())) for name in columns])
 
     @property
     def _value_names(self) -> list[str]:

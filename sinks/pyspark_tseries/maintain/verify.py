@@ -177,19 +177,19 @@ def _check_content(
 ) -> None:
     footer = source.footer
     store_schema = pa.schema([*BASE_SCHEMA, *values])
-    kinds = footer.metadata.schema.to_arrow_schema()
+    types = footer.metadata.schema.to_arrow_schema()
     required = [name for name in BASE_SCHEMA.names if name != ERASURE_FIELD.name]
     for name in (name for name in required if name not in footer.names):
         raise _DamagedFile(f"has no column '{name}'")
     for name in (name for name in store_schema.names if name in footer.names):
-        if not _has_type(kinds.field(name).type, store_schema.field(name).type, file):
+        if not _has_type(types.field(name).type, store_schema.field(name).type, file):
             raise _DamagedFile(
-                f"has a column '{name}' of type {kinds.field(name).type}, the store's is of type "
+                f"has a column '{name}' of type {types.field(name).type}, the store's is of type "
                 f"{store_schema.field(name).type}"
             )
     rows, last_key = 0, None
     for group in range(footer.groups):
-        table = pa.table(source.columns([group], kinds.names, threads=True))
+        table = pa.table(source.columns([group], types.names, threads=True))
         table.validate(full=True)
         if table.num_rows != footer.rows(group):
             raise _DamagedFile(
@@ -209,9 +209,9 @@ def _check_content(
         raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
 
 
-def _has_type(kind: pa.DataType, store_type: pa.DataType, file: DataFile) -> bool:
+def _has_type(data_type: pa.DataType, store_type: pa.DataType, file: DataFile) -> bool:
     # Writers name some nested fields, such as the elements of lists, differently.
-    return file.is_foreign or pa.types.is_nested(store_type) or kind == store_type
+    return file.is_foreign or pa.types.is_nested(store_type) or data_type == store_type
 
 
 def _check_erased(table: pa.Table, values: Iterable[pa.Field]) -> None:

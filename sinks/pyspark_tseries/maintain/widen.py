@@ -93,12 +93,12 @@ def _change(store: Store, widening: "_Widening", clock: Callable[[], int]) -> No
         store.append(widening, clock)
 
 
-def _has_local_times(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_has_local_times(field.type) for field in kind)
-    if pa.types.is_list(kind):
-        return _has_local_times(kind.value_type)
-    return bool(kind == pa.timestamp("us"))
+def _has_local_times(data_type: pa.DataType) -> bool:
+    if pa.types.is_struct(data_type):
+        return any(_has_local_times(field.type) for field in data_type)
+    if pa.types.is_list(data_type):
+        return _has_local_times(data_type.value_type)
+    return bool(data_type == pa.timestamp("us"))
 
 
 class _NothingToWiden(Exception):
@@ -122,7 +122,7 @@ class _Widening(Revision):
         self._values: list[pa.Field] = []
         self._groups: dict[str, tuple[int, int]] = {}
         self._copies: dict[str, list[WrittenFile]] = {}
-        self._kinds: dict[str, pa.DataType] = {}
+        self._types: dict[str, pa.DataType] = {}
         self._is_narrow: dict[str, bool] = {}
 
     def check(self) -> None:
@@ -174,7 +174,7 @@ class _Widening(Revision):
             [copy for file in narrow for copy in self._copies[file.path]],
             [head],
             replaced=tuple(narrow),
-            columns=self._kinds,
+            columns=self._types,
         )
 
     def _resolve(self, snapshot: Snapshot) -> list[pa.Field]:
@@ -191,13 +191,13 @@ class _Widening(Revision):
                 )
             fields_by_name[field.name.lower()] = widen_field(stored, field)
         values = list(fields_by_name.values())
-        kinds = {
+        types = {
             field.name: field.type
             for field in values
             if field.name.lower() in {column.name.lower() for column in self._columns}
         }
-        if kinds != self._kinds:
-            self._kinds, self._copies, self._is_narrow = kinds, {}, {}
+        if types != self._types:
+            self._types, self._copies, self._is_narrow = types, {}, {}
         self._values = values
         return values
 
@@ -212,9 +212,9 @@ class _Widening(Revision):
 
     def _is_wide(self, footer: Footer) -> bool:
         return all(
-            is_readable_as(value_type(field), self._kinds[field.name])
+            is_readable_as(value_type(field), self._types[field.name])
             for field in footer.metadata.schema.to_arrow_schema()
-            if field.name in self._kinds
+            if field.name in self._types
         )
 
     def _find_due(self, narrow: Sequence[DataFile]) -> list[DataFile]:
@@ -301,7 +301,7 @@ class _Widening(Revision):
     def _is_copy(self, footer: Footer) -> bool:
         """Return whether a copy has just the new types."""
         return all(
-            value_type(field) == self._kinds[field.name]
+            value_type(field) == self._types[field.name]
             for field in footer.metadata.schema.to_arrow_schema()
-            if field.name in self._kinds
+            if field.name in self._types
         )

@@ -56,14 +56,14 @@ def check_text(
             )
 
 
-def _contains_text(kind: pa.DataType) -> bool:
-    if pa.types.is_map(kind):
-        return _contains_text(kind.key_type) or _contains_text(kind.item_type)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _contains_text(kind.value_type)
-    if pa.types.is_struct(kind):
-        return any(_contains_text(field.type) for field in kind)
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)  # type: ignore[no-any-return]
+def _contains_text(data_type: pa.DataType) -> bool:
+    if pa.types.is_map(data_type):
+        return _contains_text(data_type.key_type) or _contains_text(data_type.item_type)
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        return _contains_text(data_type.value_type)
+    if pa.types.is_struct(data_type):
+        return any(_contains_text(field.type) for field in data_type)
+    return pa.types.is_string(data_type) or pa.types.is_large_string(data_type)  # type: ignore[no-any-return]
 
 
 def _is_valid_utf8(column: pa.Array) -> bool:
@@ -84,9 +84,9 @@ def _first_invalid_row(column: pa.Array) -> int:
 
 def _describe_cell(column: pa.Array, row: int) -> object:
     """Return a cell's text, or bytes around the first invalid one; for other types the type."""
-    kind = column.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return str(kind)
+    data_type = column.type
+    if not (pa.types.is_string(data_type) or pa.types.is_large_string(data_type)):
+        return str(data_type)
     cell = column.slice(row, 1).cast(pa.large_binary())[0].as_py()
     try:
         return None if cell is None else cell.decode()
@@ -254,9 +254,9 @@ def find_later_columns(query_columns: Set[str], values: Sequence[pa.Field]) -> S
     return values[count:]
 
 
-def type_name(kind: pa.DataType) -> str:
+def type_name(data_type: pa.DataType) -> str:
     """Return Spark's name of the type, or Arrow's if both use the same."""
-    return _SPARK_NAMES.get(kind, str(kind))
+    return _SPARK_NAMES.get(data_type, str(data_type))
 
 
 def value_type(field: pa.Field) -> pa.DataType:
@@ -281,42 +281,46 @@ def new_value_field(field: pa.Field) -> pa.Field:
 
 
 def unstorable_type_error(
-    column: str, kind: str, reason: str = "which a store cannot hold"
+    column: str, type_text: str, reason: str = "which a store cannot hold"
 ) -> IncompatibleValue:
     """Return the error for a value column with a type that Delta cannot store."""
     return IncompatibleValue(
-        f"column '{column}' is of type {kind}, {reason}",
+        f"column '{column}' is of type {type_text}, {reason}",
         "numbers, decimals, strings, binaries, booleans, dates, timestamps, and arrays, maps and "
         "structs of them",
         "cast the column, for example to bigint or string",
     )
 
 
-def _value_type(column: pa.Field, kind: pa.DataType, in_map: bool = False) -> pa.DataType:
+def _value_type(column: pa.Field, data_type: pa.DataType, in_map: bool = False) -> pa.DataType:
     types = pa.types
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if lists or types.is_list_view(kind) or types.is_large_list_view(kind):
-        return pa.list_(pa.field("element", _value_type(column, kind.value_type, in_map)))
-    if types.is_map(kind):
-        item = _value_type(column, kind.item_type, True)
-        return pa.map_(_value_type(column, kind.key_type, True), item)
-    if types.is_struct(kind):
-        _check_struct(column, kind)
-        return pa.struct([pa.field(f.name, _value_type(column, f.type, in_map)) for f in kind])
-    if in_map and kind == pa.timestamp("us"):
+    lists = (
+        types.is_list(data_type)
+        or types.is_large_list(data_type)
+        or types.is_fixed_size_list(data_type)
+    )
+    if lists or types.is_list_view(data_type) or types.is_large_list_view(data_type):
+        return pa.list_(pa.field("element", _value_type(column, data_type.value_type, in_map)))
+    if types.is_map(data_type):
+        item = _value_type(column, data_type.item_type, True)
+        return pa.map_(_value_type(column, data_type.key_type, True), item)
+    if types.is_struct(data_type):
+        _check_struct(column, data_type)
+        return pa.struct([pa.field(f.name, _value_type(column, f.type, in_map)) for f in data_type])
+    if in_map and data_type == pa.timestamp("us"):
         # This type needs a table feature. deltalake does not look for it inside maps, so it would
         # not enable the feature, and no reader could open the table.
         reason = "which a Delta table cannot hold inside a map"
         raise unstorable_type_error(column.name, "timestamp_ntz", reason)
-    return _primitive_type(column, kind)
+    return _primitive_type(column, data_type)
 
 
-def _check_struct(column: pa.Field, kind: pa.DataType) -> None:
-    for field in kind:
+def _check_struct(column: pa.Field, data_type: pa.DataType) -> None:
+    for field in data_type:
         for tag in _EXTENSION_TAGS & (field.metadata or {}).keys():
             raise unstorable_type_error(column.name, tag.decode())
         _check_name(column, field.name)
-    names = [field.name.lower() for field in kind]
+    names = [field.name.lower() for field in data_type]
     if not names:
         raise unstorable_type_error(column.name, "struct<>", "which Parquet cannot hold")
     for name in names:
@@ -337,19 +341,27 @@ def _check_name(column: pa.Field, name: str) -> None:
         )
 
 
-def _primitive_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
+def _primitive_type(column: pa.Field, data_type: pa.DataType) -> pa.DataType:
     types = pa.types
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if (
+        types.is_string(data_type)
+        or types.is_large_string(data_type)
+        or types.is_string_view(data_type)
+    ):
         return pa.string()
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+    if (
+        types.is_binary(data_type)
+        or types.is_large_binary(data_type)
+        or types.is_binary_view(data_type)
+    ):
         return pa.binary()
-    if types.is_timestamp(kind) and kind.unit == "us":
-        return INSTANT if kind.tz else kind
-    if kind in _SPARK_NAMES or kind in (pa.float32(), pa.float64()):
-        return kind
-    if types.is_decimal128(kind) and kind.scale >= 0:
-        return kind
-    raise unstorable_type_error(column.name, str(kind))
+    if types.is_timestamp(data_type) and data_type.unit == "us":
+        return INSTANT if data_type.tz else data_type
+    if data_type in _SPARK_NAMES or data_type in (pa.float32(), pa.float64()):
+        return data_type
+    if types.is_decimal128(data_type) and data_type.scale >= 0:
+        return data_type
+    raise unstorable_type_error(column.name, str(data_type))
 
 
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
@@ -359,9 +371,9 @@ _DOUBLES = (pa.float32(), pa.int8(), pa.int16(), pa.int32())
 """A double holds every number of these types."""
 
 
-def fits(kind: pa.DataType, stored: pa.DataType) -> bool:
-    """Return whether the type `stored` holds every value of the type `kind`."""
-    return _find_misfit(kind, stored, "") is None
+def fits(data_type: pa.DataType, stored: pa.DataType) -> bool:
+    """Return whether the type `stored` holds every value of the type `data_type`."""
+    return _find_misfit(data_type, stored, "") is None
 
 
 def widen_field(current: pa.Field, requested: pa.Field) -> pa.Field:
@@ -459,32 +471,34 @@ def _unite(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     return old
 
 
-def is_readable_as(stored: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether every reader of Delta reads values of type `stored` in a file as `kind`.
+def is_readable_as(stored: pa.DataType, data_type: pa.DataType) -> bool:
+    """Return whether every reader of Delta reads values of type `stored` in a file as `data_type`.
 
     To all readers, a field that a struct in a file lacks is null, but not inside a map. Other types
     must be equal: reading them as another needs a feature that many readers lack.
     """
     types = pa.types
-    if types.is_struct(stored) and types.is_struct(kind):
-        kinds = {field.name: field.type for field in kind}
+    if types.is_struct(stored) and types.is_struct(data_type):
+        needed = {field.name: field.type for field in data_type}
         return bool(len(stored)) and all(
-            field.name in kinds and is_readable_as(field.type, kinds[field.name])
+            field.name in needed and is_readable_as(field.type, needed[field.name])
             for field in stored
         )
-    if types.is_list(stored) and types.is_list(kind):
-        return is_readable_as(stored.value_type, kind.value_type)
-    if types.is_map(stored) and types.is_map(kind):
-        same = stored.key_type == kind.key_type, stored.item_type == kind.item_type
+    if types.is_list(stored) and types.is_list(data_type):
+        return is_readable_as(stored.value_type, data_type.value_type)
+    if types.is_map(stored) and types.is_map(data_type):
+        same = stored.key_type == data_type.key_type, stored.item_type == data_type.item_type
         return all(same)
-    return bool(stored == kind)
+    return bool(stored == data_type)
 
 
 def widen_rows(rows: pa.Table, values: Sequence[pa.Field]) -> pa.Table:
     """Return `rows` with columns cast to the wider types that they have in `values`."""
-    kinds = {field.name.lower(): field.type for field in values}
+    types = {field.name.lower(): field.type for field in values}
     for position, field in enumerate(rows.schema):
-        kind = kinds.get(field.name.lower(), field.type)
-        if kind != field.type and fits(field.type, kind):
-            rows = rows.set_column(position, field.with_type(kind), rows[position].cast(kind))
+        data_type = types.get(field.name.lower(), field.type)
+        if data_type != field.type and fits(field.type, data_type):
+            rows = rows.set_column(
+                position, field.with_type(data_type), rows[position].cast(data_type)
+            )
     return rows

@@ -175,27 +175,27 @@ def _parse_aggregate(schema: pa.Schema, name: str, requested: Any) -> Aggregate:
             ", ".join(schema.names) or "events without values",
             f"write {name}=('COLUMN', {function!r}), or ('*', 'count') for the number of events",
         )
-    kind = schema.field(column).type
-    if not _has_function(kind, function):
+    data_type = schema.field(column).type
+    if not _has_function(data_type, function):
         raise InvalidQuery(
-            f"{name}: column '{column}' ({kind}) has no {function}",
-            ", ".join(f for f in FUNCTIONS if _has_function(kind, f)),
+            f"{name}: column '{column}' ({data_type}) has no {function}",
+            ", ".join(f for f in FUNCTIONS if _has_function(data_type, f)),
             "take one of these, or another column",
         )
     return Aggregate(name, column, function, quantile)
 
 
-def _has_function(kind: pa.DataType, function: str) -> bool:
+def _has_function(data_type: pa.DataType, function: str) -> bool:
     if function in _ANY_TYPE:
         return True
     if function in ("min", "max"):
-        return not pa.types.is_nested(kind)
-    return is_number(kind) or pa.types.is_decimal(kind)
+        return not pa.types.is_nested(data_type)
+    return is_number(data_type) or pa.types.is_decimal(data_type)
 
 
-def is_number(kind: pa.DataType) -> bool:
+def is_number(data_type: pa.DataType) -> bool:
     """Return whether a type is of integers or floats."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type))
 
 
 def parse_fill(fill: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) -> None:
@@ -208,26 +208,28 @@ def parse_fill(fill: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) ->
     for aggregate in aggregates:
         if aggregate.function == "count":
             continue
-        kind = result_type(schema, aggregate)
-        if word == "linear" and not is_number(kind):
+        data_type = result_type(schema, aggregate)
+        if word == "linear" and not is_number(data_type):
             raise InvalidQuery(
-                f"column '{aggregate.name}' ({kind}) has no values on a line",
+                f"column '{aggregate.name}' ({data_type}) has no values on a line",
                 "'null', 'previous', or a value",
                 "take another fill, or aggregate numbers alone",
             )
-        if word is None and not _can_hold(kind, fill):
+        if word is None and not _can_hold(data_type, fill):
             raise InvalidQuery(
-                f"column '{aggregate.name}' ({kind}) cannot hold the fill {fill!r}",
+                f"column '{aggregate.name}' ({data_type}) cannot hold the fill {fill!r}",
                 f"{', '.join(map(repr, FILLS))}, or a value of its type",
                 "correct it",
             )
 
 
-def _can_hold(kind: pa.DataType, fill: Any) -> bool:
+def _can_hold(data_type: pa.DataType, fill: Any) -> bool:
     try:
-        held = pa.array([fill], kind)[0].as_py()
+        held = pa.array([fill], data_type)[0].as_py()
         # Arrow makes 1 of 1.5. A float takes the nearest value, as it does everywhere.
-        return bool(pa.types.is_nested(kind) or pa.types.is_floating(kind) or held == fill)
+        return bool(
+            pa.types.is_nested(data_type) or pa.types.is_floating(data_type) or held == fill
+        )
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return False
 
@@ -236,13 +238,13 @@ def result_type(schema: pa.Schema, aggregate: Aggregate) -> pa.DataType:
     """Return the type of an aggregate's column."""
     if aggregate.function == "count":
         return pa.int64()
-    kind = schema.field(aggregate.column).type
+    data_type = schema.field(aggregate.column).type
     if aggregate.function in ("first", "last", "min", "max"):
-        return kind
+        return data_type
     if aggregate.function == "sum":
-        if pa.types.is_decimal(kind):
-            return pa.decimal128(MAX_DIGITS, kind.scale)
-        return pa.int64() if pa.types.is_integer(kind) else pa.float64()
+        if pa.types.is_decimal(data_type):
+            return pa.decimal128(MAX_DIGITS, data_type.scale)
+        return pa.int64() if pa.types.is_integer(data_type) else pa.float64()
     return pa.float64()
 
 

@@ -51,7 +51,10 @@ Events below either floor left the retained range before it changed.
 """
 
 _SCHEMA: Final = pa.schema(
-    [("series", pa.string()), *((name, kind) for name, (kind, _) in _INDEX_COLUMNS.items())]
+    [
+        ("series", pa.string()),
+        *((name, data_type) for name, (data_type, _) in _INDEX_COLUMNS.items()),
+    ]
 )
 
 
@@ -152,7 +155,10 @@ class OneSeries:
 
     def to_table(self) -> pa.Table:
         """Return the table that `make_change` returns."""
-        numbers = (pa.array([self.state[name]], kind) for name, (kind, _) in _INDEX_COLUMNS.items())
+        numbers = (
+            pa.array([self.state[name]], data_type)
+            for name, (data_type, _) in _INDEX_COLUMNS.items()
+        )
         names = pa.array([self.series], pa.string())
         return pa.Table.from_arrays([names, *numbers], schema=_SCHEMA)
 
@@ -218,7 +224,9 @@ def _default_values(*column_names: Collection[str]) -> dict[str, int]:
 def make_change(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
     """Return a change of the series `names` with their values in `columns`, floors included."""
     # A view takes a tenth of the time of a cast, which matters in a small commit.
-    arrays = [pa.array(columns[name]).view(kind) for name, (kind, _) in _INDEX_COLUMNS.items()]
+    arrays = [
+        pa.array(columns[name]).view(data_type) for name, (data_type, _) in _INDEX_COLUMNS.items()
+    ]
     texts = names if names.type == pa.string() else names.cast(pa.string())
     table = pa.Table.from_arrays([texts, *arrays], schema=_SCHEMA)
     for name in MIN_RETAINED_DEFAULTS:

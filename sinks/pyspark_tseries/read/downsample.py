@@ -296,14 +296,14 @@ _IN_PLACE: Final = ("first", "last")
 
 
 def _aggregate(
-    table: pa.Table, kept_values: "_KeptValues", aggregate: Aggregate, kind: pa.DataType
+    table: pa.Table, kept_values: "_KeptValues", aggregate: Aggregate, data_type: pa.DataType
 ) -> pa.Array:
-    column = _aggregate_column(table, kept_values, aggregate, kind)
+    column = _aggregate_column(table, kept_values, aggregate, data_type)
     return column if aggregate.function in _IN_PLACE else unify(column)
 
 
 def _aggregate_column(
-    table: pa.Table, kept_values: "_KeptValues", aggregate: Aggregate, kind: pa.DataType
+    table: pa.Table, kept_values: "_KeptValues", aggregate: Aggregate, data_type: pa.DataType
 ) -> pa.Array:
     if aggregate.column == ALL_EVENTS:
         return table["count"].combine_chunks()
@@ -313,7 +313,7 @@ def _aggregate_column(
         if name.startswith(f"{aggregate.column} ")
     }
     if aggregate.function in ("sum", "mean"):
-        return _finish_sum(state, aggregate, kind)
+        return _finish_sum(state, aggregate, data_type)
     if aggregate.function == "time_weighted_mean":
         return kept_values.time_weighted(aggregate.column)
     if aggregate.function in ("median", "quantile"):
@@ -323,13 +323,15 @@ def _aggregate_column(
     return state[aggregate.function]
 
 
-def _finish_sum(state: Mapping[str, pa.Array], aggregate: Aggregate, kind: pa.DataType) -> pa.Array:
+def _finish_sum(
+    state: Mapping[str, pa.Array], aggregate: Aggregate, data_type: pa.DataType
+) -> pa.Array:
     counts = to_int64(state["count"])
     none = counts == 0
     if none.all():
-        return pa.nulls(len(counts), kind)
+        return pa.nulls(len(counts), data_type)
     if "decimal" in state:
-        return _finish_decimals(state["decimal"], counts, aggregate, kind)
+        return _finish_decimals(state["decimal"], counts, aggregate, data_type)
     if "high" not in state:
         sums = round_sums(parts_of(state))
         sums = sums / np.maximum(counts, 1) if aggregate.function == "mean" else sums
@@ -351,16 +353,16 @@ def _finish_sum(state: Mapping[str, pa.Array], aggregate: Aggregate, kind: pa.Da
 
 
 def _finish_decimals(
-    sums: pa.Array, counts: Int64Array, aggregate: Aggregate, kind: pa.DataType
+    sums: pa.Array, counts: Int64Array, aggregate: Aggregate, data_type: pa.DataType
 ) -> pa.Array:
     if aggregate.function == "mean":
         # Arrow would cut a mean to the column's own digits.
         return pc.divide(sums.cast(pa.float64()), pa.array(counts.astype(np.float64)))
     try:
-        return sums.cast(kind)
+        return sums.cast(data_type)
     except pa.ArrowInvalid:
         raise InvalidQuery(
-            f"{aggregate.name}: a sum of column '{aggregate.column}' does not fit {kind}",
+            f"{aggregate.name}: a sum of column '{aggregate.column}' does not fit {data_type}",
             "sums of at most 38 digits",
             "take 'mean', or smaller buckets",
         ) from None

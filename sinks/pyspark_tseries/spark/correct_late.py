@@ -479,7 +479,7 @@ def _check_columns(store: Store, start: str, results: list[str]) -> None:
         raise IncompatibleValue(
             f"the store '{store.root}' has no value column '{name}'"
             + ("" if missing else " of timestamps"),
-            ", ".join(f"'{field}' {kind}" for field, kind in types.items()) or "none",
+            ", ".join(f"'{field}' {data_type}" for field, data_type in types.items()) or "none",
             "let the query that writes the windows select it, such as "
             "F.col('window.start').alias('window_start')",
         )

@@ -282,8 +282,8 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
 def _merge_columns(store: Store, incoming: list[pa.Field]) -> None:
     """Add columns, and fields of structs, that only the incoming rows have."""
     add_columns(store, incoming)
-    kinds = {field.name.lower(): field.type for field in store.values}
-    grown = [field for field in incoming if not fits(field.type, kinds[field.name.lower()])]
+    types = {field.name.lower(): field.type for field in store.values}
+    grown = [field for field in incoming if not fits(field.type, types[field.name.lower()])]
     if grown:
         add_struct_fields(store, grown)
 
@@ -303,30 +303,30 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     for field in schema:
         unit = (field.metadata or {}).get(UNIT_KEY.decode())
         metadata = {UNIT_KEY: unit.encode()} if isinstance(unit, str) else None
-        kind = to_arrow_type(field.dataType, timezone="UTC")
-        columns.append(pa.field(field.name, kind, metadata=metadata))
+        data_type = to_arrow_type(field.dataType, timezone="UTC")
+        columns.append(pa.field(field.name, data_type, metadata=metadata))
     return pa.schema(columns)
 
 
-def _check_type(name: str, kind: DataType) -> None:
+def _check_type(name: str, data_type: DataType) -> None:
     """Refuse a type that a store cannot hold, or that Arrow would change."""
-    if isinstance(kind, ArrayType):
-        _check_type(name, kind.elementType)
-    elif isinstance(kind, MapType):
-        _check_type(name, kind.keyType)
-        _check_type(name, kind.valueType)
-    elif isinstance(kind, StructType):
-        for field in kind:
+    if isinstance(data_type, ArrayType):
+        _check_type(name, data_type.elementType)
+    elif isinstance(data_type, MapType):
+        _check_type(name, data_type.keyType)
+        _check_type(name, data_type.valueType)
+    elif isinstance(data_type, StructType):
+        for field in data_type:
             _check_type(name, field.dataType)
-    elif isinstance(kind, UserDefinedType):
+    elif isinstance(data_type, UserDefinedType):
         reason = "which would come back without its class"
-        raise unstorable_type_error(name, f"'{kind.typeName()}'", reason)
-    elif isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
+        raise unstorable_type_error(name, f"'{data_type.typeName()}'", reason)
+    elif isinstance(data_type, StringType) and not data_type.isUTF8BinaryCollation():
         raise unstorable_type_error(
-            name, kind.simpleString(), "and a store does not keep collations"
+            name, data_type.simpleString(), "and a store does not keep collations"
         )
     else:
         try:
-            value_type(pa.field(name, to_arrow_type(kind, timezone="UTC")))
+            value_type(pa.field(name, to_arrow_type(data_type, timezone="UTC")))
         except Exception as error:
-            raise unstorable_type_error(name, kind.simpleString()) from error
+            raise unstorable_type_error(name, data_type.simpleString()) from error

@@ -127,21 +127,25 @@ def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
 def _schema_leaves(schema: pa.Schema) -> list[tuple[str, bool]]:
     """Return the path of each leaf, and True for floating-point numbers."""
     leaves = (leaf for field in schema for leaf in _leaves(field.name, field.type))
-    return [(path, pa.types.is_floating(kind)) for path, kind in leaves]
+    return [(path, pa.types.is_floating(data_type)) for path, data_type in leaves]
 
 
-def _leaves(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
+def _leaves(path: str, data_type: pa.DataType) -> list[tuple[str, pa.DataType]]:
     """Return the paths and types of a column's leaves in a Parquet file."""
-    if pa.types.is_struct(kind):
-        return [leaf for child in kind for leaf in _leaves(f"{path}.{child.name}", child.type)]
-    if pa.types.is_map(kind):
+    if pa.types.is_struct(data_type):
+        return [leaf for child in data_type for leaf in _leaves(f"{path}.{child.name}", child.type)]
+    if pa.types.is_map(data_type):
         return [
-            *_leaves(f"{path}.key_value.key", kind.key_type),
-            *_leaves(f"{path}.key_value.value", kind.item_type),
+            *_leaves(f"{path}.key_value.key", data_type.key_type),
+            *_leaves(f"{path}.key_value.value", data_type.item_type),
         ]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _leaves(f"{path}.list.element", kind.value_type)
-    return [(path, kind)]
+    if (
+        pa.types.is_list(data_type)
+        or pa.types.is_large_list(data_type)
+        or pa.types.is_fixed_size_list(data_type)
+    ):
+        return _leaves(f"{path}.list.element", data_type.value_type)
+    return [(path, data_type)]
 
 
 def _has_nan(column: pa.ChunkedArray) -> bool:
@@ -199,14 +203,14 @@ _TAIL_BYTES: Final = 64 * 1024
 """Read this many bytes at a file's end first; a footer is rarely longer."""
 
 
-def count_leaves(kind: pa.DataType) -> int:
-    """Return the number of chunks of a column of the type `kind` in each row group."""
-    if pa.types.is_map(kind):
-        return count_leaves(kind.key_type) + count_leaves(kind.item_type)
-    if pa.types.is_list(kind):
-        return count_leaves(kind.value_type)
-    if pa.types.is_struct(kind):
-        return sum(count_leaves(field.type) for field in kind)
+def count_leaves(data_type: pa.DataType) -> int:
+    """Return the number of chunks of a column of the type `data_type` in each row group."""
+    if pa.types.is_map(data_type):
+        return count_leaves(data_type.key_type) + count_leaves(data_type.item_type)
+    if pa.types.is_list(data_type):
+        return count_leaves(data_type.value_type)
+    if pa.types.is_struct(data_type):
+        return sum(count_leaves(field.type) for field in data_type)
     return 1
 
 

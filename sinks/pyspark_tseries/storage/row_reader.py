@@ -712,8 +712,8 @@ def _select_groups(
 
 
 def _texts(schema: pa.Schema) -> list[str]:
-    kinds = pa.string(), pa.binary()
-    return [field.name for field in schema if field.type in kinds and field.name != "series"]
+    types = pa.string(), pa.binary()
+    return [field.name for field in schema if field.type in types and field.name != "series"]
 
 
 def _filter_columns(columns: dict[str, Any], needed: BoolArray) -> dict[str, Any]:
@@ -792,26 +792,28 @@ class OpenFile:
 
 def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert times to microseconds; files of other tools may have another unit."""
-    kind = column.type
-    if pa.types.is_timestamp(kind) and kind.unit != "us":
-        return column.cast(pa.timestamp("us", kind.tz))
+    data_type = column.type
+    if pa.types.is_timestamp(data_type) and data_type.unit != "us":
+        return column.cast(pa.timestamp("us", data_type.tz))
     return column
 
 
 def _cast_columns(columns_read: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast the columns that are in `schema` to its types; usually the file already has these."""
     names = [name for name in columns_read.column_names if name in schema.names]
-    kinds = [schema.field(name).type for name in names]
-    columns = [_cast(columns_read[name], kind) for name, kind in zip(names, kinds, strict=True)]
+    types = [schema.field(name).type for name in names]
+    columns = [
+        _cast(columns_read[name], data_type) for name, data_type in zip(names, types, strict=True)
+    ]
     return pa.table(columns, names)
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    if column.type == kind:
+def _cast(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.ChunkedArray:
+    if column.type == data_type:
         return column
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(data_type):
         return column.dictionary_encode()
-    return column.cast(kind)
+    return column.cast(data_type)
 
 
 def _assemble(fixed: Mapping[str, Any], pieces: Sequence[PieceRows], schema: pa.Schema) -> pa.Table:

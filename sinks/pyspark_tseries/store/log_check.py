@@ -280,7 +280,7 @@ def _log_names(location: Location) -> list[str]:
     log = location.file("_delta_log")
     numbered = (_ENTRY, _CHECKPOINT)
     names = os.listdir(log) if os.path.isdir(log) else []
-    return sorted(name for name in names if any(kind.fullmatch(name) for kind in numbered))
+    return sorted(name for name in names if any(pattern.fullmatch(name) for pattern in numbered))
 
 
 def _is_whole_checkpoint(path: str, recorded: LastCheckpoint) -> bool:

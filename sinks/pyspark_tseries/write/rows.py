@@ -167,11 +167,11 @@ def _missing_column_error(
     return OptionError(option, f"the DataFrame has no column '{column}'", names, next_step)
 
 
-def _check_type(field: pa.Field | None, option: str, kind: pa.DataType) -> None:
-    if field is not None and value_type(field) != kind:
+def _check_type(field: pa.Field | None, option: str, data_type: pa.DataType) -> None:
+    if field is not None and value_type(field) != data_type:
         raise IncompatibleValue(
             f"column '{field.name}' ({option}) is of type {type_name(field.type)}",
-            type_name(kind),
+            type_name(data_type),
             f"cast it, or name another column with {option}",
         )
 
@@ -211,10 +211,10 @@ def _check_value(field: pa.Field, stored_field: pa.Field | None, stored: list[pa
             names,
             "drop the column, or set mergeSchema to add it",
         )
-    kind = value_type(field)
-    if not fits(kind, stored_field.type):
+    data_type = value_type(field)
+    if not fits(data_type, stored_field.type):
         next_step = "cast it"
-        if fits(stored_field.type, kind):
+        if fits(stored_field.type, data_type):
             next_step += ", or give the store's column this type with TimeSeries.widen_columns"
         raise IncompatibleValue(
             f"column '{field.name}' is of type {type_name(field.type)}, in the store it is of "
@@ -372,49 +372,49 @@ def _hash(column: pa.Array) -> Hashes:
 
 def _hash_values(column: pa.Array) -> Hashes:
     """Hash as `_hash` does, but with an arbitrary number for null."""
-    kind = column.type
-    if pa.types.is_null(kind):
+    data_type = column.type
+    if pa.types.is_null(data_type):
         return np.zeros(len(column), np.uint64)
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(data_type):
         hashed: Hashes = _hash(column.dictionary)[
             column.indices.fill_null(0).to_numpy(zero_copy_only=False)
         ]
         return hashed
-    if pa.types.is_floating(kind):
+    if pa.types.is_floating(data_type):
         return _hash_numbers(_float_bits(column))
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(data_type):
         return _hash_text(column.cast(pa.string()))
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(data_type):
         hashes = np.full(len(column), _ODD)
-        for field, child in zip(kind, column.flatten(), strict=True):
+        for field, child in zip(data_type, column.flatten(), strict=True):
             hashes += _hash_with_name(field.name, _hash(child))
         return hashes
-    if pa.types.is_map(kind):
+    if pa.types.is_map(data_type):
         entries = _hash_with_name("key", _hash(column.keys)) * _ODD + _hash_with_name(
             "value", _hash(column.items)
         )
         # The entries of a map have no order.
         return _sum_parts(_scramble(entries + _ODD), _offsets(column))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
         values, offsets = _hash(column.values) + _ODD, _offsets(column)
         positions = _positions(offsets, len(values))
         return _sum_parts(_scramble(values * (positions * np.uint64(2) + np.uint64(1))), offsets)
-    if pa.types.is_fixed_size_list(kind):
-        return _hash_values(column.cast(pa.list_(kind.value_type)))
-    if _is_text(kind):
+    if pa.types.is_fixed_size_list(data_type):
+        return _hash_values(column.cast(pa.list_(data_type.value_type)))
+    if _is_text(data_type):
         return _hash_text(column)
-    if pa.types.is_boolean(kind):
+    if pa.types.is_boolean(data_type):
         column = column.cast(pa.uint8())
-    elif not pa.types.is_integer(kind):
-        column = column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    elif not pa.types.is_integer(data_type):
+        column = column.cast(pa.int64() if data_type.bit_width == 64 else pa.int32())
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
     return _hash_numbers(numbers.astype(np.int64).view(np.uint64))
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _is_text(data_type: pa.DataType) -> bool:
     checks: list[Any] = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view]
     checks += [pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view]
-    return any(check(kind) for check in checks) or pa.types.is_fixed_size_binary(kind)
+    return any(check(data_type) for check in checks) or pa.types.is_fixed_size_binary(data_type)
 
 
 def _hash_numbers(numbers: Hashes) -> Hashes:

@@ -54,9 +54,9 @@ class TempPaths:
         self._location, self._unique_name, self._number = location, unique_name, count()
         self._paths: list[str] = []
 
-    def new_path(self, kind: str = "arrow") -> str:
+    def new_path(self, suffix: str = "arrow") -> str:
         """Return the next path, relative to the store."""
-        path = f"_tseries/staging/{self._unique_name}-{next(self._number)}.{kind}"
+        path = f"_tseries/staging/{self._unique_name}-{next(self._number)}.{suffix}"
         self._paths.append(path)
         return path
 
