@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tseries.store.log_writer import wait_for_checkpoints
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 
 PAGE = Path(__file__).parent / "explanation/store-format.md"
 PLACE = "/data/format"

@@ -13,7 +13,7 @@ from files_passed import ROOTS, files_passed
 from pyspark_tseries import TimeSeries
 
 SOURCES = sorted(path for root in ROOTS for path in root.rglob("*.py"))
-MOST_FILES = 199
+MOST_FILES = 200
 LONGEST = 900
 MOST_OF_AN_APPEND = 16
 

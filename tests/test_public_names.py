@@ -64,7 +64,7 @@ CONVERTED = {
     "pyspark_timestream.errors.ReasonedError": "what TimestreamError and TseriesError share",
     "pyspark_timestream.kafka.decode.protobuf.decode.Misfit": "becomes SchemaRefused",
     "pyspark_tseries.store.shared_commits.Refused": "becomes the error of each caller",
-    "pyspark_tseries.store.log_writer.TornEntry": "becomes UnusableStore, or a finding of verify",
+    "pyspark_tseries.store.log_entries.TornEntry": "becomes UnusableStore, or a finding of verify",
 }
 """Exceptions with a public name inside their package that no caller of the package sees."""
 

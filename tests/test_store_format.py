@@ -29,8 +29,8 @@ from pyspark_tseries.model.commits import CommitMetadata, attach_metadata, read_
 from pyspark_tseries.model.properties import new_properties
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex, make_change
-from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.storage.snapshot import write_head
 from pyspark_tseries.store.commit_history import keep_history
 from pyspark_tseries.store.store import Store
 

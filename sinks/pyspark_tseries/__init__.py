@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         WrongClock,
     )
     from pyspark_tseries.maintain.compactor import CompactionResult
-    from pyspark_tseries.maintain.erase import withdraw_corrections
+    from pyspark_tseries.maintain.corrections import withdraw_corrections
     from pyspark_tseries.maintain.rollup import RollupResult
     from pyspark_tseries.maintain.verify import describe
     from pyspark_tseries.spark.correct_late import correct_late
@@ -107,7 +107,7 @@ _MODULES = {
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",
     "describe": "maintain.verify",
-    "withdraw_corrections": "maintain.erase",
+    "withdraw_corrections": "maintain.corrections",
 }
 """By exported name, the module that defines it; all other exported names are errors."""
 

@@ -32,7 +32,6 @@ from pyspark_tseries.maintain.erase import remove_erased_bytes
 from pyspark_tseries.model.commits import COMMITS_PER_MAINTENANCE, is_maintenance_due
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.failures import explain_failure
-from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import (
     Location,
     bears_tag,
@@ -40,17 +39,18 @@ from pyspark_tseries.storage.location import (
     is_inside_store,
     list_event_files,
 )
+from pyspark_tseries.storage.snapshot import head_chain, head_path
 from pyspark_tseries.store.admin_commits import open_as_owner
-from pyspark_tseries.store.commit_history import keep_history
-from pyspark_tseries.store.log import load_table
-from pyspark_tseries.store.log_check import list_log_files, read_plain_entry
-from pyspark_tseries.store.log_writer import (
+from pyspark_tseries.store.checkpoints import (
     MAINTENANCE_LOCK,
     read_last_checkpoint,
     remove_shadows,
     sync_checkpoint,
     write_due_checkpoint,
 )
+from pyspark_tseries.store.commit_history import keep_history
+from pyspark_tseries.store.log import load_table
+from pyspark_tseries.store.log_check import list_log_files, read_plain_entry
 from pyspark_tseries.store.store import Store
 
 REMOVED_FILE_RETENTION_HOURS: Final = 1

@@ -15,7 +15,6 @@ from typing import Final
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.commits import CommitId
-from pyspark_tseries.storage.head_files import head_chain
 from pyspark_tseries.storage.location import (
     Location,
     list_directories,
@@ -23,9 +22,10 @@ from pyspark_tseries.storage.location import (
     parse_location,
     sync,
 )
+from pyspark_tseries.storage.snapshot import head_chain
+from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, log_tail, read_last_checkpoint
 from pyspark_tseries.store.commit_history import LOST_FILE, last_commit_id
 from pyspark_tseries.store.log_check import read_entry
-from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, log_tail, read_last_checkpoint
 from pyspark_tseries.store.store import Store
 
 _LOG: Final = "_delta_log"

@@ -1,15 +1,9 @@
-"""Take back written values: erase them (semantics 18.6), and withdraw corrections.
+"""Erase the values of events, and of all edits of them (semantics 18.6).
 
 An erasure replaces the files that hold a value. The old files, and the log's statistics of them,
 stay for a while, as after a compaction; maintenance finds them by their contents and removes them
 earlier than others (semantics 18.9). The commit changes the head, so it competes with appends: an
 edit of an erased original is either erased too, or refused.
-
-`withdraw_corrections` restores windows that `correct_late` corrected wrongly (semantics 30.7). A
-store keeps its files of late rows in `_tseries/late/QUERY`. A withdrawn correction stays in the
-store, as every event does, and an edit restores the values of other writers. A note in that folder
-then names the query's last withdrawn batch. It is written after the commit: after a kill between
-the two, the values are withdrawn, and a second call writes only the notes.
 """
 
 import contextlib
@@ -18,12 +12,10 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_timestream.core.instants import format_instant
@@ -32,13 +24,11 @@ from pyspark_tseries.errors import (
     NoSuchEvent,
     StoreBusy,
     TseriesError,
-    UpdateFailed,
 )
 from pyspark_tseries.maintain.compactor import Merge
-from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, is_same, to_int64
+from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, is_valid_text
 from pyspark_tseries.model.properties import AccessCheck
-from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.model.series_index import (
     MIN_RETAINED_DEFAULTS,
     STATE_COLUMNS,
@@ -49,7 +39,6 @@ from pyspark_tseries.model.series_index import (
     next_metadata,
 )
 from pyspark_tseries.options import author_or_user
-from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.erasures import (
     KEY_COLUMNS,
@@ -61,29 +50,25 @@ from pyspark_tseries.storage.erasures import (
     read_records,
     write_record,
 )
-from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import (
     Location,
     exclusive,
-    list_directories,
     list_event_files,
     parse_location,
-    sync,
 )
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
-from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.storage.snapshot import Snapshot, write_head
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
-from pyspark_tseries.store.log import load_table
-from pyspark_tseries.store.log_check import LogFile, list_log_files
-from pyspark_tseries.store.log_writer import (
+from pyspark_tseries.store.checkpoints import (
     CHECKPOINT_LOCK,
     read_last_checkpoint,
     wait_for_checkpoints,
     write_checkpoint,
 )
+from pyspark_tseries.store.log import load_table
+from pyspark_tseries.store.log_check import LogFile, list_log_files
 from pyspark_tseries.store.store import Store, now_us
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
-from pyspark_tseries.write.rows import EDIT_OF, staged_schema
+from pyspark_tseries.write.batch import CommitContext, PreparedCommit, Revision
 
 KEPT_FOR_READERS_US: Final = 600_000_000
 """Keep files and log entries with erased values this long, for tasks that are reading them."""
@@ -565,162 +550,3 @@ class _StoredSeries:
         ):
             after = {name: after[name] for name in after if name not in MIN_RETAINED_DEFAULTS}
         return make_change(pa.array([self._series], pa.string()), after)
-
-
-REASON: Final = "reason"
-"""The value column that says why an event was written; null in events of other writers."""
-
-LATE_TOKEN: Final = "tseries:late:"
-BOUNDS_KEY: Final = b"bounds"
-"""The key of a batch's bounds, as JSON, in the metadata of its file of waiting windows."""
-
-_NOTE: Final = "withdrawn.json"
-
-
-def late_path(location: Location, query: str, name: str) -> str:
-    """Return the path of a file of a correcting query."""
-    return location.file("_tseries", "late", query, name)
-
-
-def list_correctors(store: Store) -> dict[str, int]:
-    """Return the queries that have corrected the store, each with its last committed batch."""
-    names = store.location.list_folders(store.location.file("_tseries", "late"))
-    batches = {name: store.transaction(f"{LATE_TOKEN}{name}") for name in names}
-    return {name: batch for name, batch in sorted(batches.items()) if batch is not None}
-
-
-def read_withdrawn(location: Location, query: str) -> int:
-    """Return a query's last batch with withdrawn corrections; -1 without one."""
-    try:
-        with location.read(late_path(location, query, _NOTE)) as file:
-            return int(json.loads(file.readall())["batch"])
-    except FileNotFoundError:
-        return -1
-
-
-def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
-    authors = set()
-    for query in queries:
-        for path, _ in location.list_files(late_path(location, query, "")):
-            if path.endswith(".arrow"):
-                with contextlib.suppress(pa.ArrowInvalid), location.read(path) as file:
-                    metadata = pa.ipc.open_file(file).schema.metadata or {}
-                    authors.add(str(json.loads(metadata[BOUNDS_KEY])["author"]))
-    return authors
-
-
-def withdraw_corrections(
-    store: str,
-    *,
-    start: str = "window_start",
-    author: str = "correct_late",
-    reason: str = "corrections withdrawn",
-    storage_options: Mapping[str, str] | None = None,
-) -> int:
-    """Withdraw the corrections of `correct_late`, so that the right query can correct the store.
-
-    Stop the correcting queries first; they are refused if they are started again. Each corrected
-    window gets an edit with the last values of other writers. A window made only by late rows keeps
-    its start, and its other values become null. All events stay, and `allEdits` shows them. Then
-    start the right query, with a new checkpoint.
-
-    Args:
-        store: the path of the store.
-        start: as in `correct_late`, the value column with the start of the window.
-        author: the author of the edits that withdraw the corrections.
-        reason: the text in the column `reason` of these edits.
-        storage_options: how to reach an object store.
-
-    Returns:
-        The number of windows that were withdrawn; 0 if this was done before.
-
-    Raises:
-        NoSuchStore: there is no store.
-        UpdateFailed: nobody has corrected it.
-        PermissionDenied: the author may not edit.
-    """
-    opened = Store.open(parse_location(store, storage_options))
-    correctors = list_correctors(opened)
-    if not correctors:
-        raise UpdateFailed(
-            f"the store '{opened.root}' has no corrections of correct_late",
-            "a store that such a query has corrected",
-            "name the store that correct_late was given",
-        )
-    AccessCheck(opened.settings.policy, author).require("update", "withdraw corrections")
-    authors = frozenset(_find_authors(opened.location, correctors))
-    withdrawal = _Withdrawal(opened.values, start, authors, author, reason)
-    rows = withdrawal.find_rows(opened.snapshot())
-    if rows.num_rows:
-        opened.append(withdrawal)
-    for query, batch in correctors.items():
-        _note_withdrawal(opened.location, query, batch)
-    return int(rows.num_rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _Withdrawal(Revision):
-    """Edits that atomically restore the values before the corrections.
-
-    It reads the values as of the preceding commit, so it loses no edit made meanwhile.
-    """
-
-    values: list[pa.Field]
-    start: str
-    correctors: frozenset[str]
-    author: str
-    reason: str
-
-    def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
-        """Prepare a commit as `Batch.prepare` does, with its errors."""
-        rows = self.find_rows(snapshot)
-        return Batch(rows, "adjust", self.author, is_correction=True).prepare(context)
-
-    def find_rows(self, snapshot: Snapshot) -> pa.Table:
-        """Return an edit for each visible window in which a correction is in force."""
-        schema = staged_schema(self.values)
-        if REASON not in schema.names or snapshot.head_id is None:
-            return schema.empty_table()
-        events = run_query(snapshot, snapshot.index(), Query("allEdits")).table
-        original = pc.coalesce(events["original_sequence"], events["sequence"])
-        is_own = pc.and_(
-            pc.is_in(events["author"], pa.array(sorted(self.correctors), pa.string())),
-            events[REASON].is_valid(),
-        )
-        corrected = pa.table({"series": events["series"], "original": original}).filter(is_own)
-        events = events.append_column("original", original).append_column("is_own", is_own)
-        events = events.join(
-            corrected.group_by(["series", "original"]).aggregate([]),
-            ["series", "original"],
-            join_type="left semi",
-        ).sort_by([(name, "ascending") for name in ("series", "original", "sequence")])
-        windows = dict[tuple[str, int], list[dict[str, Any]]]()
-        for event in events.to_pylist():
-            windows.setdefault((event["series"], event["original"]), []).append(event)
-        edits = [edit for window in windows.values() for edit in self._restore(window)]
-        return pa.Table.from_pylist(edits, schema).combine_chunks()
-
-    def _restore(self, window: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the edit of a window, unless it already has the last values of other writers."""
-        others = [event for event in window if not event["is_own"]]
-        names = [field.name for field in self.values if field.name != REASON]
-        restored = {
-            name: others[-1][name] if others else window[0][name] if name == self.start else None
-            for name in names
-        }
-        if all(is_same(window[-1][name], restored[name]) for name in names):
-            return
-        yield {
-            "series": window[0]["series"],
-            EDIT_OF.name: window[0]["original"],
-            **restored,
-            REASON: self.reason,
-        }
-
-
-def _note_withdrawal(location: Location, query: str, batch: int) -> None:
-    path = late_path(location, query, _NOTE)
-    with location.write(path) as file:
-        file.write(json.dumps({"batch": batch}).encode())
-    if location.is_local:
-        sync([path, *list_directories(location.root, [path])])

@@ -32,9 +32,9 @@ from pyspark_tseries.storage.data_files import (
     logged_series_bounds,
 )
 from pyspark_tseries.storage.erasures import list_records
-from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file, scan_state
+from pyspark_tseries.storage.snapshot import load_index, read_head_metadata, readable_metadata
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entries_back
 from pyspark_tseries.store.store import Store

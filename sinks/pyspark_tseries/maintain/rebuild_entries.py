@@ -63,13 +63,6 @@ from pyspark_tseries.storage.data_files import (
     to_data_file,
     write_events,
 )
-from pyspark_tseries.storage.head_files import (
-    head_path,
-    load_index,
-    read_head_metadata,
-    readable_metadata,
-    write_head,
-)
 from pyspark_tseries.storage.location import Location, list_event_files, make_directories, sync
 from pyspark_tseries.storage.row_reader import (
     ALL_ROWS,
@@ -78,6 +71,14 @@ from pyspark_tseries.storage.row_reader import (
     scan_file,
     scan_state,
 )
+from pyspark_tseries.storage.snapshot import (
+    head_path,
+    load_index,
+    read_head_metadata,
+    readable_metadata,
+    write_head,
+)
+from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, shadow_log
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
     entry_damage,
@@ -85,8 +86,7 @@ from pyspark_tseries.store.log_check import (
     newest_version,
     read_entry,
 )
-from pyspark_tseries.store.log_writer import (
-    LAST_CHECKPOINT,
+from pyspark_tseries.store.log_entries import (
     Entry,
     FileAction,
     NewEntry,
@@ -98,7 +98,6 @@ from pyspark_tseries.store.log_writer import (
     format_entry,
     parse_entry,
     remove_files,
-    shadow_log,
 )
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.numbering import series_column

@@ -58,7 +58,6 @@ from pyspark_tseries.model.commits import (
 from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
-from pyspark_tseries.storage.head_files import load_index, readable_metadata
 from pyspark_tseries.storage.location import (
     EVENT_FILE_PATH,
     Location,
@@ -69,11 +68,15 @@ from pyspark_tseries.storage.location import (
     parse_location,
     sync,
 )
+from pyspark_tseries.storage.snapshot import load_index, readable_metadata
 from pyspark_tseries.store.admin_commits import replace_index, require_owner
+from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, UNREADABLE, shadow_log
 from pyspark_tseries.store.commit_history import LOST_FILE
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
+    ForeignChange,
+    find_foreign_change,
     find_log_damage,
     find_readable_log,
     newest_version,
@@ -83,17 +86,7 @@ from pyspark_tseries.store.log_check import (
     unchecked_entries,
     unknown_changes_error,
 )
-from pyspark_tseries.store.log_writer import (
-    LAST_CHECKPOINT,
-    UNREADABLE,
-    Entry,
-    FileAction,
-    ForeignChange,
-    NewEntry,
-    entry_path,
-    find_foreign_change,
-    shadow_log,
-)
+from pyspark_tseries.store.log_entries import Entry, FileAction, NewEntry, entry_path
 from pyspark_tseries.store.store import Store, now_us
 
 MAX_SERIES_NAMED: Final = 20

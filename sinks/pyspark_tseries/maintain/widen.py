@@ -32,10 +32,9 @@ from pyspark_tseries.storage.data_files import (
     read_bounds,
     read_footer,
 )
-from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import bears_tag, list_event_files
 from pyspark_tseries.storage.row_reader import FOOTER_CACHE, Footer
-from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.storage.snapshot import Snapshot, write_head
 from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit, Revision

@@ -43,9 +43,9 @@ from pyspark_tseries.model.commits import CommitId, CtiRecord
 from pyspark_tseries.model.ranges import ALL_SERIES, RetainedRange, SeriesChoice, min_retained
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.head_files import load_partial_index
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.snapshot import load_partial_index
 
 POSITION_VERSION: Final = 1
 

@@ -34,9 +34,8 @@ from pyspark_tseries.read.newest import (
 )
 from pyspark_tseries.read.scan import Answer, may_hide, pick_columns
 from pyspark_tseries.storage.erasures import find_erased_series
-from pyspark_tseries.storage.head_files import is_ancestor
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.storage.snapshot import Snapshot, is_ancestor
 
 MAX_KEPT_BYTES: Final = 512 * 1024 * 1024
 """The rows of all tables of a process take at most this much memory."""

@@ -32,7 +32,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark_timestream.core.instants import format_instant, parse_duration
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
-from pyspark_tseries.maintain.erase import (
+from pyspark_tseries.maintain.corrections import (
     BOUNDS_KEY,
     LATE_TOKEN,
     REASON,

@@ -60,7 +60,7 @@ from pyspark_tseries.store.commit_history import (
     last_commit_id,
     note_commit,
 )
-from pyspark_tseries.store.log_writer import NewEntry
+from pyspark_tseries.store.log_entries import NewEntry
 from pyspark_tseries.store.store import Store
 
 _LOG: Final = logging.getLogger(__name__)

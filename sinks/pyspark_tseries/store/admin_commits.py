@@ -21,9 +21,9 @@ from pyspark_tseries.model.properties import AccessCheck, Policy, format_policy,
 from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import SeriesIndex, make_full_table, next_metadata
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
-from pyspark_tseries.storage.head_files import readable_metadata, write_head
 from pyspark_tseries.storage.location import Location, parse_location, sync
-from pyspark_tseries.store.log_writer import NewEntry, add_files, remove_files
+from pyspark_tseries.storage.snapshot import readable_metadata, write_head
+from pyspark_tseries.store.log_entries import NewEntry, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.batch import PreparedCommit
 

@@ -33,7 +33,6 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.columns import UNIT_KEY, table_schema
 from pyspark_tseries.model.properties import check_version
 from pyspark_tseries.storage.data_files import DataFile, LiveFiles, data_files
-from pyspark_tseries.storage.head_files import head_path
 from pyspark_tseries.storage.location import (
     EVENT_FILE_PATH,
     Location,
@@ -41,6 +40,15 @@ from pyspark_tseries.storage.location import (
     make_directories,
     move_exclusively,
     sync,
+)
+from pyspark_tseries.storage.snapshot import head_path
+from pyspark_tseries.store.checkpoints import (
+    UNREADABLE,
+    capture_entry,
+    checkpoint_later,
+    copy_log,
+    has_checkpoint,
+    read_last_checkpoint,
 )
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
@@ -53,18 +61,12 @@ from pyspark_tseries.store.log_check import (
     read_plain_entry,
     unsynced_files,
 )
-from pyspark_tseries.store.log_writer import (
-    UNREADABLE,
+from pyspark_tseries.store.log_entries import (
     FileAction,
     NewEntry,
     adopt_entry,
-    capture_entry,
-    checkpoint_later,
-    copy_log,
     entry_path,
     format_entry,
-    has_checkpoint,
-    read_last_checkpoint,
     seal_info,
 )
 

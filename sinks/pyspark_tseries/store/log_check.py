@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,19 +20,19 @@ import pyarrow.parquet as pq
 from pyspark_timestream.core.checkpoint import is_instant
 from pyspark_tseries.errors import UnusableStore, damage_error
 from pyspark_tseries.storage.data_files import outside_file_error
-from pyspark_tseries.storage.head_files import head_path, unreadable_head_error
 from pyspark_tseries.storage.location import Location, is_inside_store, list_directories
-from pyspark_tseries.store.log_writer import (
+from pyspark_tseries.storage.snapshot import head_path, unreadable_head_error
+from pyspark_tseries.store.checkpoints import (
     LAST_CHECKPOINT,
-    Entry,
-    ForeignChange,
     LastCheckpoint,
+    read_last_checkpoint,
+)
+from pyspark_tseries.store.log_entries import (
+    Entry,
     TornEntry,
     entry_path,
-    find_foreign_change,
     has_wrong_checksum,
     parse_entry,
-    read_last_checkpoint,
 )
 
 _ENTRY: Final = re.compile(r"(\d{20})\.json")
@@ -189,6 +189,79 @@ def unknown_changes_error(location: Location, version: int, newest: int) -> Unus
         f"store '{location.root}': other tools made the versions up to {newest} of its log, and "
         f"version {version} is gone, so nobody knows whether they changed rows",
     )
+
+
+class _TableState(NamedTuple):
+    """The files added and removed since the first examined entry."""
+
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignChange:
+    """A change of rows by another tool that was not undone.
+
+    Attributes:
+        first: the first entry of the change.
+        last: the last entry that another tool made.
+        sound: the version of the last sound state.
+        followed: True if commits of this package came after `first`.
+        missing: the paths of files of the sound state that the table lacks.
+        extra: the paths of files of the table that the sound state lacks.
+    """
+
+    first: Entry
+    last: Entry
+    sound: int
+    followed: bool
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+
+
+def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
+    """Return the change of rows that other tools have made in `entries`; None if there is none.
+
+    A state of the table is the set of its files. It is *sound* if it comes from a sound one by a
+    commit of this package or by one that changes no rows (OPTIMIZE, z-order, VACUUM), or if a
+    RESTORE returned to a sound one. A commit of this package on an unsound state leaves it unsound.
+
+    Args:
+        entries: the entries, ascending by version; the state before the first one is sound.
+    """
+    state = _TableState()
+    sound: dict[_TableState, int] = {}
+    first_change = last_foreign = None
+    followed = False
+    for entry in entries:
+        sound = sound or {state: entry.version - 1}
+        next_state = _apply_entry(state, entry)
+        if entry.own is not None:
+            sound = {_apply_entry(files, entry): version for files, version in sound.items()}
+            followed = followed or first_change is not None
+        else:
+            last_foreign = entry
+            if state in sound and not entry.changes_rows:
+                sound[next_state] = entry.version
+        state = next_state
+        if state in sound:
+            sound[state] = entry.version
+            first_change, followed = None, False
+        else:
+            first_change = first_change or entry
+    if first_change is None or last_foreign is None:
+        return None
+    last_sound = max(sound, key=sound.__getitem__)
+    missing = (last_sound.added - state.added) | (state.removed - last_sound.removed)
+    extra = (state.added - last_sound.added) | (last_sound.removed - state.removed)
+    files = tuple(sorted(missing)), tuple(sorted(extra))
+    return ForeignChange(first_change, last_foreign, sound[last_sound], followed, *files)
+
+
+def _apply_entry(state: _TableState, entry: Entry) -> _TableState:
+    gone, new = frozenset(entry.removed), frozenset(entry.added)
+    added, removed = state.added - gone, state.removed | (gone - state.added)
+    return _TableState(added | (new - removed), removed - new)
 
 
 def _foreign_change_error(location: Location, change: ForeignChange) -> UnusableStore:

@@ -40,7 +40,6 @@ from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_ra
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import away_error
-from pyspark_tseries.storage.head_files import LastIndex, head_path, read_head_metadata
 from pyspark_tseries.storage.location import (
     RANDOM_BITS,
     Location,
@@ -49,7 +48,8 @@ from pyspark_tseries.storage.location import (
     parse_location,
     tagged_id,
 )
-from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.storage.snapshot import LastIndex, Snapshot, head_path, read_head_metadata
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.log import (
     Log,
     create_table,
@@ -59,7 +59,7 @@ from pyspark_tseries.store.log import (
     unreachable_error,
 )
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
-from pyspark_tseries.store.log_writer import NewEntry, add_files, remove_files, wait_for_checkpoints
+from pyspark_tseries.store.log_entries import NewEntry, add_files, remove_files
 from pyspark_tseries.store.shared_commits import AppendedEvent, SharedCommits
 from pyspark_tseries.write.batch import (
     Appendable,

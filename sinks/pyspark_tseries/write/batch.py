@@ -42,10 +42,9 @@ from pyspark_tseries.model.series_index import (
     next_metadata,
 )
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
-from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
-from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.storage.snapshot import Snapshot, head_path, write_head
 from pyspark_tseries.write.numbering import (
     Counts,
     FutureLimit,

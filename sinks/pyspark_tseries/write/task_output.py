@@ -25,8 +25,8 @@ from pyspark_tseries.model.arrays import NEVER_US, UNTIMED, Int64Array
 from pyspark_tseries.model.commits import CommitMetadata
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import WrittenFile, rows_for_bytes
-from pyspark_tseries.storage.head_files import LZ4, last_index
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.snapshot import LZ4, last_index
 from pyspark_tseries.write.numbering import (
     SeriesLookup,
     WriteResult,

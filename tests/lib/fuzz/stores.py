@@ -38,7 +38,7 @@ from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.storage import location
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import add_columns
-from pyspark_tseries.store.log_writer import wait_for_checkpoints
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 NAMES: Final = "ab"

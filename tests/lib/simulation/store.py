@@ -33,15 +33,16 @@ from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StorageFailed, Wr
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark import query_checks, readers, writer
-from pyspark_tseries.storage import head_files, location
-from pyspark_tseries.store import log_writer
+from pyspark_tseries.storage import location
+from pyspark_tseries.storage import snapshot as heads
+from pyspark_tseries.store import checkpoints
 from pyspark_tseries.store import store as stores
 
 _QUERY = "query"
 _CHANGES = ("link", "replace", "rename", "remove", "unlink", "mkdir", "rmdir", "fsync", "utime")
 _CACHES: tuple[Any, ...] = (
     stores._open_stores,
-    head_files.LAST_INDEXES,
+    heads.LAST_INDEXES,
     readers._last_snapshots,
     query_checks._noted,
     writer._warned,
@@ -156,9 +157,9 @@ class StoreWorld(World):
         set_limits(patch, checkpoint_interval=5)
         patch.setattr(writer, "_refresh_in_background", self._refresh_later)
         patch.setattr(location, "_sync_threads", lambda pid: _Inline())
-        checkpointer = log_writer._Checkpointer()
+        checkpointer = checkpoints._Checkpointer()
         checkpointer._pool = Beside(chance)
-        patch.setattr(log_writer, "_checkpointer", lambda pid: checkpointer)
+        patch.setattr(checkpoints, "_checkpointer", lambda pid: checkpointer)
         self._disk = Disk(self.root / "store", patch)
         self._disk._names[str(self.root)] = {"store"}
         self._remember_all()

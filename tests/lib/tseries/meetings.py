@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
-from pyspark_tseries.storage.head_files import LastIndex
+from pyspark_tseries.storage.snapshot import LastIndex
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import RetryPolicy, Store
 

@@ -28,10 +28,10 @@ from pyspark_tseries.model.properties import check_unchanged
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import location as host_locks
-from pyspark_tseries.storage.head_files import head_path, load_index
 from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.snapshot import head_path, load_index
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.log import load_table
-from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 HOUR_US = 3_600_000_000

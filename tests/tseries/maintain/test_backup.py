@@ -25,8 +25,8 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.commit_history import describe_change, find_commit_id, last_commit_id
-from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 EVENT = ("series", "sequence", "timestamp", "commit")

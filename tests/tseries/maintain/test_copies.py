@@ -17,7 +17,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store import log
 from pyspark_tseries.store.admin_commits import set_retained_range
-from pyspark_tseries.store.log_writer import wait_for_checkpoints
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 Tree = dict[str, bytes]

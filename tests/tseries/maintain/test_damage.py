@@ -23,8 +23,8 @@ from pyspark_tseries.maintain.rebuild_entries import rebuild_entries
 from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.storage.head_files import readable_metadata
 from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.storage.snapshot import readable_metadata
 from pyspark_tseries.store.admin_commits import add_columns, set_retained_range
 from pyspark_tseries.store.store import Store
 

@@ -43,7 +43,7 @@ from pyspark_tseries.model.ranges import NO_EVENTS, UNLIMITED, Query
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import replace_files
-from pyspark_tseries.store.log_writer import wait_for_checkpoints
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.store import Store, now_us
 
 SECRET = "the secret of Ann"

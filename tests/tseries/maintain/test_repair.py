@@ -13,7 +13,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord, attach_metadata
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import make_full_table
-from pyspark_tseries.storage.head_files import write_head
+from pyspark_tseries.storage.snapshot import write_head
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 

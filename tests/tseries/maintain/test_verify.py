@@ -28,7 +28,7 @@ from pyspark_tseries.model.series_index import (
     state_to_change,
 )
 from pyspark_tseries.store.admin_commits import set_retained_range
-from pyspark_tseries.store.log_writer import seal
+from pyspark_tseries.store.log_entries import seal
 from pyspark_tseries.store.store import Store
 
 COLUMNS = {

@@ -17,7 +17,7 @@ from pyspark_tseries.model.series_index import (
     make_change,
     next_metadata,
 )
-from pyspark_tseries.storage import head_files
+from pyspark_tseries.storage import snapshot
 from pyspark_tseries.storage.location import parse_location
 
 COMMITS = st.lists(
@@ -43,13 +43,13 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
             expected |= commit
             note = next_metadata(index, history[-1][0], now_us=number, rows=len(commit))
             index, table = advance_index(index, delta(commit, commit.get), note)
-            head_files.write_head(location, number + 7, table)
+            snapshot.write_head(location, number + 7, table)
             history.append((number + 7, index))
     finally:
         heads.MAX_CHANGES = limit
     # A fresh process knows the empty head only; a warm one any earlier head.
     for known_id, old in (history[0], history[min(known, len(commits))]):
-        loaded = head_files.load_index(location, len(commits) + 6, known_id, old)
+        loaded = snapshot.load_index(location, len(commits) + 6, known_id, old)
         names = [*expected, "never seen"]
         assert loaded.lookup(names)["last_sequence"].tolist() == [*expected.values(), NO_SEQUENCE]
         assert loaded.metadata == index.metadata
@@ -63,7 +63,7 @@ def test_a_small_head_is_byte_for_byte_the_stream_that_arrow_writes(names):
     written = io.BytesIO()
     with pa.ipc.new_stream(written, table.schema) as writer:
         writer.write_table(table)
-    assert head_files._format_head(table) == written.getvalue()
+    assert snapshot._format_head(table) == written.getvalue()
 
 
 @given(
@@ -94,8 +94,8 @@ def test_partial_index_equals_the_whole_index_for_its_series(
             note = next_metadata(index, id_, now_us=number, rows=len(commit))
             index, table = advance_index(index, table, note)
             id_ = number + 7
-            head_files.write_head(location, id_, table)
-        some, whole = head_files.load_partial_index(location, id_, names)
+            snapshot.write_head(location, id_, table)
+        some, whole = snapshot.load_partial_index(location, id_, names)
     known = index.ids.names() if whole else names
     for say in (SeriesIndex.lookup, SeriesIndex.min_retained):
         columns = [{key: c.tolist() for key, c in say(h, known).items()} for h in (some, index)]

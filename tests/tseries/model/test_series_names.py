@@ -22,7 +22,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import UNLIMITED, Query
 from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.store.log_writer import seal
+from pyspark_tseries.store.log_entries import seal
 from pyspark_tseries.store.store import Store
 
 ENDS = [chr(min(0x10FFFF, max(1, (n << 16) + more))) for n in range(18) for more in (-1, 0, 0xBB7)]

@@ -15,7 +15,7 @@ from pyspark_tseries.model.ranges import (
     parse_initial,
     parse_range,
 )
-from pyspark_tseries.storage import head_files
+from pyspark_tseries.storage import snapshot as heads
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 
@@ -80,7 +80,7 @@ def test_a_task_needs_of_the_head_only_what_its_series_may_show(tmp_path, monkey
     set_limits(monkeypatch, batch_rows=2, task_rows=4)
     everything = [*(("a", n) for n in (2, 3)), *(("b", n) for n in (2, 3))]
     everything += [("c", n) for n in (2, 3, 4)]
-    for few in (head_files.SMALL_INDEX_ROWS, 0):
+    for few in (heads.SMALL_INDEX_ROWS, 0):
         set_limits(monkeypatch, index_rows=few)
         assert sorted(Client(tmp_path / "s", parse_range("unlimited")).drain()) == everything
 

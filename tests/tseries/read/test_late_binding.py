@@ -16,7 +16,7 @@ from pyspark_tseries.spark import readers
 from pyspark_tseries.spark.readers import RangeReader, find_snapshot_at
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import set_policy
-from pyspark_tseries.store.log_writer import capture_entry, write_checkpoint
+from pyspark_tseries.store.checkpoints import capture_entry, write_checkpoint
 from pyspark_tseries.store.store import Store, now_us
 
 pytestmark = pytest.mark.spark

@@ -29,7 +29,8 @@ from pyspark_tseries.read import newest, newest_table
 from pyspark_tseries.read.newest import asked_count
 from pyspark_tseries.read.newest_table import forget_newest
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.storage import head_files, row_reader
+from pyspark_tseries.storage import row_reader
+from pyspark_tseries.storage import snapshot as heads
 from pyspark_tseries.store.store import Store, now_us
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -345,12 +346,12 @@ def test_a_chain_of_heads_that_is_too_long_or_gone_is_not_trusted(store):
     for at in range(2, 9):
         store.append_elsewhere([("a", at)])
     with pytest.MonkeyPatch.context() as short:
-        short.setattr(head_files, "MAX_ANCESTORS", 2)
+        short.setattr(heads, "MAX_ANCESTORS", 2)
         check(store, ({}, 2, None, None))
     snapshot = Store.open(str(store.path)).snapshot()
     for at in range(9, 16):
         store.append_elsewhere([("b", at)])
-    for path in list(head_files.head_chain(snapshot.location, snapshot.head_id, 0))[:1]:
+    for path in list(heads.head_chain(snapshot.location, snapshot.head_id, 0))[:1]:
         Path(path).unlink()
     check(store, ({}, 2, None, None))
 

@@ -15,7 +15,7 @@ from pyspark_tseries import describe
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.storage import head_files
+from pyspark_tseries.storage import snapshot as heads
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 
@@ -58,13 +58,13 @@ def test_worker_loads_parts_of_the_head_and_after_some_queries_all(tmp_path, mon
     whole = read(tmp_path / "s")
     set_limits(monkeypatch, index_rows=1)
     location = store.location
-    kept = head_files.LAST_INDEXES.pop(location)
-    for _ in range(head_files.MAX_PARTIAL_LOADS):
+    kept = heads.LAST_INDEXES.pop(location)
+    for _ in range(heads.MAX_PARTIAL_LOADS):
         for names in (["a"], ["b", "nobody"], ["c", "a"], []):
             assert read(tmp_path / "s", names) == [row for row in whole if row[0] in names]
-    assert head_files.LAST_INDEXES[location].head_id == kept.head_id
-    assert len(head_files.LAST_INDEXES[location].index.ids) == 3
-    head_files.LAST_INDEXES.clear()
+    assert heads.LAST_INDEXES[location].head_id == kept.head_id
+    assert len(heads.LAST_INDEXES[location].index.ids) == 3
+    heads.LAST_INDEXES.clear()
     assert read(tmp_path / "s") == whole == [("a", 1), ("a", 2), ("b", 3), ("c", 1), ("c", 2)]
 
 

@@ -30,9 +30,9 @@ from pyspark_tseries.storage.data_files import (
     fill_in_checksums,
     read_footer,
 )
-from pyspark_tseries.storage.head_files import head_path, load_index, read_head_metadata, write_head
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.storage.row_reader import ALL_ROWS, FOOTER_CACHE, RowFilter
+from pyspark_tseries.storage.snapshot import head_path, load_index, read_head_metadata, write_head
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import EventFile
 

@@ -37,7 +37,7 @@ from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.storage.location import Location, exclusive, parse_location
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import load_table
-from pyspark_tseries.store.log_writer import TornEntry, entry_path, parse_entry
+from pyspark_tseries.store.log_entries import TornEntry, entry_path, parse_entry
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.task_output import SpillLimits, read_staged, stage
 

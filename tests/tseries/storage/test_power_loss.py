@@ -22,7 +22,7 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import location
-from pyspark_tseries.store import log_writer
+from pyspark_tseries.store import checkpoints
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 
@@ -37,7 +37,7 @@ def path(tmp_path):
     )
     for number in range(10):
         series.append("ab"[number % 2], number)
-    log_writer.wait_for_checkpoints()
+    checkpoints.wait_for_checkpoints()
     Store.forget_all()
     return tmp_path / "s"
 
@@ -56,7 +56,7 @@ class Machine:
         self.disk = Disk(self.path, monkeypatch, self.lose_power)
         # Checkpoints that are due, and how many moments of later commits they wait for.
         self.due, self.wait = [], 0
-        monkeypatch.setattr(log_writer._checkpointer(os.getpid()), "_pool", self)
+        monkeypatch.setattr(checkpoints._checkpointer(os.getpid()), "_pool", self)
         self.told = self.facts = None
         self.losses = self.moments = 0
 

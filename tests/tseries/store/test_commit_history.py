@@ -28,7 +28,7 @@ from pyspark_tseries.store.commit_history import (
     last_commit_id,
 )
 from pyspark_tseries.store.log_check import read_entry
-from pyspark_tseries.store.log_writer import parse_entry
+from pyspark_tseries.store.log_entries import parse_entry
 from pyspark_tseries.store.store import Store
 
 

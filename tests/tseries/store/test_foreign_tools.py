@@ -21,7 +21,7 @@ from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, parse_range
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.store import log_writer
+from pyspark_tseries.store import checkpoints
 from pyspark_tseries.store.store import Store, now_us
 
 NAMES = ["", "a", "b", "room \U00020bb7", "z" * 200, "z" * 200 + "y", "\U0010ffff"]
@@ -50,7 +50,7 @@ def model_store(tmp_path_factory):
         at = [BEGIN + timedelta(seconds=number)] * len(NAMES)
         series.append_many(pa.table({**rows, "timestamp": at}))
         series.edit(NAMES[number], number // 2, 100.0)
-    log_writer.wait_for_checkpoints()
+    checkpoints.wait_for_checkpoints()
     return place
 
 

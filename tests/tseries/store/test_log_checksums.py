@@ -16,13 +16,9 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.store.checkpoints import read_last_checkpoint, wait_for_checkpoints
 from pyspark_tseries.store.log import load_table_at
-from pyspark_tseries.store.log_writer import (
-    parse_entry,
-    read_last_checkpoint,
-    seal,
-    wait_for_checkpoints,
-)
+from pyspark_tseries.store.log_entries import parse_entry, seal
 from pyspark_tseries.store.store import Store
 
 NOW = 1_900_000_000_000_000

@@ -13,8 +13,8 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.storage.location import Location, bears_tag, parse_location, tagged_id
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.log import _missing_checkpoint, create_table
-from pyspark_tseries.store.log_writer import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 
 DAYS_LATER = 2_000_000_000_000_000

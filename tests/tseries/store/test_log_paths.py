@@ -13,7 +13,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.storage.location import is_inside_store
-from pyspark_tseries.store.log_writer import NewEntry, format_entry, seal
+from pyspark_tseries.store.log_entries import NewEntry, format_entry, seal
 from pyspark_tseries.store.store import Store
 
 NOW = 1_900_000_000_000_000

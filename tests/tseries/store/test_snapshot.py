@@ -84,8 +84,8 @@ def in_new_process(path, lines):
     code = [
         "import json, sys",
         "from pyspark_tseries import TimeSeries",
-        "from pyspark_tseries.storage import head_files",
-        "head_files.SMALL_INDEX_ROWS = 1",
+        "from pyspark_tseries.storage import snapshot as heads",
+        "heads.SMALL_INDEX_ROWS = 1",
         f"store = TimeSeries.open({path!r}, author='me', auto_compact=False)",
         "held = lambda: len(store._store._last.index.ids)",
         "read = lambda name: [e.value for e in store.range_query().select_from(name).events]",

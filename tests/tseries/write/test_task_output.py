@@ -40,7 +40,7 @@ from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.storage import head_files
+from pyspark_tseries.storage import snapshot as heads
 from pyspark_tseries.storage.data_files import to_data_file
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -69,7 +69,7 @@ NAMES = ["a", "b", "c", "ä", "d" * 40]
 def small_parts(monkeypatch):
     """So that a dozen rows are many: parts of 2 rows, row groups of 3, merges of 2 runs."""
     set_limits(monkeypatch, part_rows=2, merged_chunks=2, group_rows=3)
-    head_files.LAST_INDEXES.clear()
+    heads.LAST_INDEXES.clear()
 
 
 def left(location):

@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.background import maintain
-from pyspark_tseries.store import log_writer
-from pyspark_tseries.store.log_writer import (
+from pyspark_tseries.store import checkpoints
+from pyspark_tseries.store.checkpoints import (
     CHECKPOINT_LOCK,
     MAINTENANCE_LOCK,
     merge_entries,
@@ -60,7 +60,7 @@ class Held:
             self.written.append(version)
             write_checkpoint(location, version)
 
-        monkeypatch.setattr(log_writer, "write_checkpoint", write)
+        monkeypatch.setattr(checkpoints, "write_checkpoint", write)
 
 
 def test_no_commit_waits_for_a_checkpoint_and_the_newest_that_is_due_is_written(
@@ -223,7 +223,7 @@ def test_without_a_checkpoint_or_with_one_in_parts_the_entries_are_not_merged(se
 
 
 def test_entries_that_are_removed_meanwhile_do_not_come_back(series, monkeypatch):
-    log, mark = Path(series._store.root) / "_delta_log", log_writer._mark_checkpoint
+    log, mark = Path(series._store.root) / "_delta_log", checkpoints._mark_checkpoint
 
     def remove(location, made, parts):
         for version in range(INTERVAL - 1):
@@ -231,7 +231,7 @@ def test_entries_that_are_removed_meanwhile_do_not_come_back(series, monkeypatch
         mark(location, made, parts)
 
     append(series, INTERVAL - 1)
-    monkeypatch.setattr(log_writer, "_mark_checkpoint", remove)
+    monkeypatch.setattr(checkpoints, "_mark_checkpoint", remove)
     write_checkpoint(series._store.location, INTERVAL - 1)
     assert [file.name for file in log.glob("*.json")] == [f"{INTERVAL - 1:020d}.json"]
     assert len(list(log.glob("*.checkpoint.parquet"))) == 1
@@ -242,7 +242,7 @@ def test_an_older_copy_that_is_put_back_meanwhile_gets_no_checkpoint_of_what_it_
     series, monkeypatch, tmp_path, away
 ):
     path, ready, go = tmp_path / "s", threading.Event(), threading.Event()
-    mark = log_writer._mark_checkpoint
+    mark = checkpoints._mark_checkpoint
 
     def wait(location, made, parts):
         mark(location, made, parts)
@@ -251,7 +251,7 @@ def test_an_older_copy_that_is_put_back_meanwhile_gets_no_checkpoint_of_what_it_
 
     append(series, 4)
     shutil.copytree(path, tmp_path / "backup")
-    monkeypatch.setattr(log_writer, "_mark_checkpoint", wait)
+    monkeypatch.setattr(checkpoints, "_mark_checkpoint", wait)
     append(series, INTERVAL - 4)
     assert ready.wait(60)
     away(path)
@@ -271,7 +271,7 @@ def test_a_disk_that_takes_no_checkpoint_fails_no_commit(series, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(log_writer, "write_checkpoint", write)
+        full.setattr(checkpoints, "write_checkpoint", write)
         append(series, INTERVAL + 2)
         assert last_checkpoint(series) == -1
     append(series, INTERVAL)
@@ -280,7 +280,7 @@ def test_a_disk_that_takes_no_checkpoint_fails_no_commit(series, monkeypatch):
 
 def test_one_process_at_a_time_writes_checkpoints_of_a_store(series):
     location = series._store.location
-    with log_writer.exclusive(location, CHECKPOINT_LOCK):
+    with checkpoints.exclusive(location, CHECKPOINT_LOCK):
         append(series, INTERVAL)
         assert last_checkpoint(series) == -1
     append(series, INTERVAL)
@@ -288,7 +288,7 @@ def test_one_process_at_a_time_writes_checkpoints_of_a_store(series):
 
 
 def test_writers_leave_checkpoints_to_the_process_that_maintains_but_not_for_long(series):
-    with log_writer.exclusive(series._store.location, MAINTENANCE_LOCK):
+    with checkpoints.exclusive(series._store.location, MAINTENANCE_LOCK):
         append(series, 4 * INTERVAL - 2)
         assert last_checkpoint(series) == -1
         append(series, 1)
@@ -300,12 +300,12 @@ def test_writers_leave_checkpoints_to_the_process_that_maintains_but_not_for_lon
 
 
 def test_maintenance_writes_the_checkpoint_that_is_due(series):
-    with log_writer.exclusive(series._store.location, MAINTENANCE_LOCK):
+    with checkpoints.exclusive(series._store.location, MAINTENANCE_LOCK):
         append(series, INTERVAL - 2)
         assert last_checkpoint(series) == -1
     maintain(series._store.root)
     assert last_checkpoint(series) == -1
-    with log_writer.exclusive(series._store.location, MAINTENANCE_LOCK):
+    with checkpoints.exclusive(series._store.location, MAINTENANCE_LOCK):
         append(series, 2)
         assert last_checkpoint(series) == -1
     maintain(series._store.root)
