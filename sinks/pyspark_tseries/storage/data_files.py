@@ -18,7 +18,7 @@ import os
 import re
 import zlib
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -148,6 +148,11 @@ def _leaves(path: str, data_type: pa.DataType) -> list[tuple[str, pa.DataType]]:
     return [(path, data_type)]
 
 
+def count_leaves(data_type: pa.DataType) -> int:
+    """Return the number of chunks of a column of the type `data_type` in each row group."""
+    return len(_leaves("", data_type))
+
+
 def _has_nan(column: pa.ChunkedArray) -> bool:
     if len(column) == 1:  # In a tenth of the time.
         value = column[0].as_py()
@@ -203,21 +208,10 @@ _TAIL_BYTES: Final = 64 * 1024
 """Read this many bytes at a file's end first; a footer is rarely longer."""
 
 
-def count_leaves(data_type: pa.DataType) -> int:
-    """Return the number of chunks of a column of the type `data_type` in each row group."""
-    if pa.types.is_map(data_type):
-        return count_leaves(data_type.key_type) + count_leaves(data_type.item_type)
-    if pa.types.is_list(data_type):
-        return count_leaves(data_type.value_type)
-    if pa.types.is_struct(data_type):
-        return sum(count_leaves(field.type) for field in data_type)
-    return 1
-
-
 @functools.lru_cache(maxsize=64)
 def checksum_placeholder(schema: pa.Schema, groups: int) -> dict[str, str]:
     """Return the key for a file of `groups` row groups, with zeros instead of checksums."""
-    chunks = groups * sum(count_leaves(field.type) for field in schema)
+    chunks = groups * len(_schema_leaves(schema))
     return {_KEY: "0" * _CHECKSUM_DIGITS * (1 + chunks)}
 
 
@@ -233,23 +227,46 @@ def fill_in_checksums(path: str, metadata: Any) -> None:
     """Fill in the placeholder of a file that no commit names yet; `metadata` is Arrow's."""
     descriptor = os.open(path, os.O_RDWR)
     try:
-        end = os.fstat(descriptor).st_size - _TRAILER_BYTES
-        length = int.from_bytes(os.pread(descriptor, 4, end), "little")
-        sums = [zlib.crc32(os.pread(descriptor, n, offset)) for offset, n in _chunk_spans(metadata)]
-        offset, sealed = _compute_checksums(os.pread(descriptor, length, end - length), sums)
-        os.pwrite(descriptor, sealed, end - length + offset)
+        size = os.fstat(descriptor).st_size
+        offset, checksums = _compute_checksums(
+            functools.partial(os.pread, descriptor), size, metadata
+        )
+        os.pwrite(descriptor, checksums, offset)
     finally:
         os.close(descriptor)
 
 
-def fill_in_content(content: bytearray, metadata: Any) -> None:
+def _fill_in_content(content: bytearray, metadata: Any) -> None:
     """Do the same as `fill_in_checksums` for a whole file in memory."""
-    end = len(content) - _TRAILER_BYTES
-    length = int.from_bytes(content[end : end + 4], "little")
     view = memoryview(content)
-    sums = [zlib.crc32(view[offset : offset + size]) for offset, size in _chunk_spans(metadata)]
-    offset, sealed = _compute_checksums(bytes(view[end - length : end]), sums)
-    view[end - length + offset : end - length + offset + len(sealed)] = sealed
+    offset, checksums = _compute_checksums(
+        lambda length, start: view[start : start + length], len(content), metadata
+    )
+    view[offset : offset + len(checksums)] = checksums
+
+
+def _compute_checksums(
+    read: Callable[[int, int], bytes | memoryview], size: int, metadata: Any
+) -> tuple[int, bytes]:
+    """Return the offset of the placeholder in a file of `size` bytes, and its checksums.
+
+    `read` returns the bytes of the file for a length and an offset.
+    """
+    end = size - _TRAILER_BYTES
+    length = int.from_bytes(read(4, end), "little")
+    footer = bytes(read(length, end - length))
+    value_span = _find_value(footer)
+    assert value_span is not None, "the file was written without room for checksums"
+    offset, value_size = value_span
+    chunks = b"".join(
+        b"%08x" % zlib.crc32(read(chunk_size, start))
+        for start, chunk_size in _chunk_spans(metadata)
+    )
+    assert len(chunks) == value_size - _CHECKSUM_DIGITS, (
+        "there is not as much room as there are chunks"
+    )
+    filled = footer[: offset + _CHECKSUM_DIGITS] + chunks + footer[offset + value_size :]
+    return end - length + offset, b"%08x" % zlib.crc32(filled) + chunks
 
 
 def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
@@ -257,17 +274,6 @@ def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
         row_group = metadata.row_group(group)
         for column in range(metadata.num_columns):
             yield chunk_span(row_group.column(column))
-
-
-def _compute_checksums(footer: bytes, sums: Iterable[int]) -> tuple[int, bytes]:
-    """Return the offset of the checksums in the footer, and the checksums."""
-    value_span = _find_value(footer)
-    assert value_span is not None, "the file was written without room for checksums"
-    offset, size = value_span
-    chunks = b"".join(b"%08x" % checksum for checksum in sums)
-    assert len(chunks) == size - _CHECKSUM_DIGITS, "there is not as much room as there are chunks"
-    filled = footer[: offset + _CHECKSUM_DIGITS] + chunks + footer[offset + size :]
-    return offset, b"%08x" % zlib.crc32(filled) + chunks
 
 
 def _find_value(footer: bytes) -> tuple[int, int] | None:
@@ -751,7 +757,7 @@ def drop_empty_erasure(table: pa.Table) -> pa.Table:
 
 def _write_sealed(location: Location, full: str, content: bytearray, metadata: Any) -> int:
     """Write a small file at once, with its checksums; return its size."""
-    fill_in_content(content, metadata)
+    _fill_in_content(content, metadata)
     location.write_whole(full, content)
     return len(content)
 
