@@ -16,7 +16,6 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,7 +35,7 @@ from pyspark_timestream.core.report import (
     name_date,
 )
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.arrays import BoolArray, Int64Array, to_int64
+from pyspark_tseries.model.arrays import BoolArray, FloatArray, Int64Array, to_int64
 from pyspark_tseries.model.buckets import DEFAULT_ORIGIN_US, Buckets
 from pyspark_tseries.model.columns import find_unit
 from pyspark_tseries.model.downsampling import is_number
@@ -240,8 +239,6 @@ OVERRIDDEN: Final = "\N{WHITE CIRCLE} "
 """A note on marks begins with their shape."""
 
 _POINTS_A_PIXEL: Final = 4
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,6 @@ from pyspark_tseries.chart.figure import (
     EDITED,
     SEVERAL,
     Figure,
-    FloatArray,
     Line,
     Panel,
     Row,
@@ -25,7 +24,7 @@ from pyspark_tseries.chart.figure import (
     number_axis,
     show_number,
 )
-from pyspark_tseries.model.arrays import Int64Array
+from pyspark_tseries.model.arrays import FloatArray, Int64Array
 
 _BRAILLE: Final = 0x2800
 _DOTS: Final = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], np.uint8)

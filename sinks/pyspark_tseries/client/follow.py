@@ -81,7 +81,7 @@ _WORDING: Final = Wording(
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _EventBatch:
     """The batch that a follower gives; `position_after` finds the position after some events."""
 
     end: Position
@@ -92,7 +92,7 @@ class _Batch:
 class _Place(NamedTuple):
     """A place in a batch, after the events that were delivered."""
 
-    batch: _Batch
+    batch: _EventBatch
     delivered: int
 
     @property
@@ -265,7 +265,7 @@ class Follower:
                     tasks = self._subscription.plan_tasks(batch.end, end)
                     table = read_in_order(tasks, self._values)
                     position_of = find_positions(batch.end, end, table)
-                    self._place = _Place(_Batch(end, table, position_of), 0)
+                    self._place = _Place(_EventBatch(end, table, position_of), 0)
         return bool(self._ready)
 
     def _decode(self, rows: pa.Table) -> tuple[Event, ...]:
@@ -313,9 +313,9 @@ def _limit_after(batch: pa.Table) -> int:
     return int(max(MAX_EVENTS, min(fitting, CATCH_UP_BATCHES * MAX_EVENTS)))
 
 
-def _empty_batch(position: Position) -> _Batch:
+def _empty_batch(position: Position) -> _EventBatch:
     table = read_in_order([], [])
-    return _Batch(position, table, find_positions(position, position, table))
+    return _EventBatch(position, table, find_positions(position, position, table))
 
 
 def _check_store(values: list[pa.Field], author: str, snapshot: Snapshot) -> None:

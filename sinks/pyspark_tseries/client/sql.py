@@ -307,7 +307,7 @@ class _StoreCache:
     def __init__(self, location: Location) -> None:
         self._location = location
         self.lock = threading.RLock()
-        self.commits: list[_Commit] = []
+        self.commits: list[_CommitViews] = []
         self._values: list[pa.Field] | None = None
         self._types: dict[str, str] = {}
         self._layouts: list[tuple[Any, dict[str, str]]] = []
@@ -402,7 +402,7 @@ def _begin_child() -> None:
 os.register_at_fork(after_in_child=_begin_child)
 
 
-def _show_commit(snapshot: Snapshot) -> "_Commit":
+def _show_commit(snapshot: Snapshot) -> "_CommitViews":
     """Return the views of a commit, which threads share."""
     location = snapshot.location
     with _stores_lock:
@@ -415,7 +415,7 @@ def _show_commit(snapshot: Snapshot) -> "_Commit":
             if commit.snapshot is snapshot:
                 return commit
         store.update(snapshot)
-        store.commits = [*store.commits[1 - _MAX_COMMITS :], _Commit(snapshot, store)]
+        store.commits = [*store.commits[1 - _MAX_COMMITS :], _CommitViews(snapshot, store)]
         return store.commits[-1]
 
 
@@ -423,7 +423,7 @@ Definition = tuple[Mapping[str, Any], str]
 """The text of a view, after its Arrow tables by their names in the text."""
 
 
-class _Commit:
+class _CommitViews:
     """The views of one commit, each made at its first use."""
 
     def __init__(self, snapshot: Snapshot, store: _StoreCache) -> None:

@@ -244,7 +244,7 @@ class Merge:
         self._schema = file_schema(snapshot.values)
         if change is None:
             self._schema = self._encode_texts(self._schema)
-        self._head = snapshot.index()
+        self._index = snapshot.index()
         self.horizon = self._find_horizon(latest_us) if self._may_remove() else -1
         self.removed = 0
         self._found = self._kept_rows = 0
@@ -274,7 +274,7 @@ class Merge:
         """Return whether any event may be out of the retained range."""
         is_limited = self._snapshot.settings.retained != UNLIMITED
         is_whole = len(self._chosen) == len(self._snapshot.files)
-        return is_whole and (is_limited or "floor_sequence" in self._head.columns)
+        return is_whole and (is_limited or "floor_sequence" in self._index.columns)
 
     def _find_horizon(self, latest_us: int) -> int:
         newest = -1
@@ -315,7 +315,7 @@ class Merge:
 
     def _select_kept(self, events: pa.Table) -> np.ndarray:
         retained = self._snapshot.settings.retained
-        return select_kept_events(events, self._states, self._head, retained, self.horizon)
+        return select_kept_events(events, self._states, self._index, retained, self.horizon)
 
     def write_all(self) -> list[WrittenFile]:
         """Write the new files; if one cannot be written, remove the others."""

@@ -39,8 +39,8 @@ REASON: Final = "reason"
 """The value column that says why an event was written; null in events of other writers."""
 
 LATE_TOKEN: Final = "tseries:late:"
-BOUNDS_KEY: Final = b"bounds"
-"""The key of a batch's bounds, as JSON, in the metadata of its file of waiting windows."""
+BASIS_KEY: Final = b"bounds"
+"""The key of a batch's basis, as JSON, in the metadata of its file of waiting windows."""
 
 _NOTE: Final = "withdrawn.json"
 
@@ -73,7 +73,7 @@ def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
             if path.endswith(".arrow"):
                 with contextlib.suppress(pa.ArrowInvalid), location.read(path) as file:
                     metadata = pa.ipc.open_file(file).schema.metadata or {}
-                    authors.add(str(json.loads(metadata[BOUNDS_KEY])["author"]))
+                    authors.add(str(json.loads(metadata[BASIS_KEY])["author"]))
     return authors
 
 

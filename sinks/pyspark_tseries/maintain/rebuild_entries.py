@@ -131,7 +131,7 @@ class RebuiltEntry:
 
 
 @dataclass
-class _Log:
+class _KnownLog:
     """The known part of a log: its whole entries, and those rebuilt so far."""
 
     location: Location
@@ -177,10 +177,10 @@ def rebuild_entries(location: Location) -> list[RebuiltEntry]:
     return []
 
 
-def _read_log(location: Location) -> _Log:
+def _read_log(location: Location) -> _KnownLog:
     newest = newest_version(location)
     reach = find_readable_log(location, newest)
-    log = _Log(location, reach.base, newest, reach.torn)
+    log = _KnownLog(location, reach.base, newest, reach.torn)
     for version in range(reach.base + 1, newest + 1):
         why = entry_damage(location, version)
         if why is not None:
@@ -194,7 +194,7 @@ def _read_log(location: Location) -> _Log:
     return log
 
 
-def _rebuild_from_files(log: _Log) -> None:
+def _rebuild_from_files(log: _KnownLog) -> None:
     """Rebuild the missing entries, in order, from files of their commits, as long as these do."""
     heads = readable_metadata(log.location)
     while log.missing():
@@ -218,7 +218,7 @@ def _rebuild_from_files(log: _Log) -> None:
         log.take(RebuiltEntry(version, log.damage[version], content, how))
 
 
-def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
+def _rebuild_change(log: _KnownLog, version: int) -> tuple[bytes | None, str]:
     """Rebuild the entry `version`, which held no commit; return it, or None, and how."""
     with _shadow(log, list(log.rebuilt.values()), version - 1) as copy:
         table = DeltaTable(pathlib.Path(copy).as_uri())
@@ -237,7 +237,7 @@ def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
     return content, "it replaced files that are still there, and is empty now"
 
 
-def _find_unknown_columns(log: _Log, table_schema: pa.Schema) -> list[pa.Field]:
+def _find_unknown_columns(log: _KnownLog, table_schema: pa.Schema) -> list[pa.Field]:
     """Find the columns of event files that `table_schema` lacks."""
     unknown: dict[str, pa.Field] = {}
     for path in sorted({path for entry in log.entries.values() for path in entry.added}):
@@ -249,7 +249,7 @@ def _find_unknown_columns(log: _Log, table_schema: pa.Schema) -> list[pa.Field]:
     return [field.remove_metadata().with_nullable(True) for field in unknown.values()]
 
 
-def _files_at_base(log: _Log) -> set[str]:
+def _files_at_base(log: _KnownLog) -> set[str]:
     """Return the files that the checkpoint before the entries names, even as removed."""
     if log.base < 0:
         return set()
@@ -259,7 +259,7 @@ def _files_at_base(log: _Log) -> set[str]:
     return {path for column in columns for path in column.field("path").drop_null().to_pylist()}
 
 
-def _has_replaced_files(log: _Log) -> bool:
+def _has_replaced_files(log: _KnownLog) -> bool:
     """Return True if a compaction has written files that no whole entry adds."""
     named_paths = {path for entry in log.entries.values() for path in entry.added} | _files_at_base(
         log
@@ -277,7 +277,7 @@ def _number(entry: Entry) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _commit_before(log: _Log, version: int, heads: Mapping[int, CommitMetadata]) -> int:
+def _commit_before(log: _KnownLog, version: int, heads: Mapping[int, CommitMetadata]) -> int:
     """Return the number of the last commit before the entry `version`; -1 if there is none."""
     head_id = _head_before(log, version)
     if head_id is not None and head_id in heads:
@@ -290,7 +290,7 @@ def _commit_before(log: _Log, version: int, heads: Mapping[int, CommitMetadata])
     return read_head_metadata(log.location, head_id).commit
 
 
-def _head_before(log: _Log, version: int) -> int | None:
+def _head_before(log: _KnownLog, version: int) -> int | None:
     for earlier in range(version - 1, log.base, -1):
         if earlier in log.entries and HEAD_TRANSACTION in log.entries[earlier].transactions:
             return int(log.entries[earlier].transactions[HEAD_TRANSACTION])
@@ -302,7 +302,7 @@ def _head_before(log: _Log, version: int) -> int | None:
 
 
 def _rebuild_commit(
-    log: _Log,
+    log: _KnownLog,
     version: int,
     number: int,
     after: int | None,
@@ -349,7 +349,7 @@ def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
     return chain
 
 
-def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAction]]:
+def _find_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, FileAction]]:
     """Find the files of the commit `number` that no whole entry adds, with their heads' ids."""
     named_paths = {path for entry in log.entries.values() for path in entry.added}
     files: dict[str, tuple[int, FileAction]] = {}
@@ -376,7 +376,7 @@ def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, FileAct
     return list(files.values())
 
 
-def _fits(log: _Log, entries: Sequence[RebuiltEntry], last_version: int) -> bool:
+def _fits(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) -> bool:
     """Return True if the log up to `last_version`, with `entries`, has every event once."""
     try:
         with _shadow(log, entries, last_version) as copy:
@@ -386,7 +386,7 @@ def _fits(log: _Log, entries: Sequence[RebuiltEntry], last_version: int) -> bool
 
 
 @contextlib.contextmanager
-def _shadow(log: _Log, entries: Sequence[RebuiltEntry], last_version: int) -> Iterator[str]:
+def _shadow(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) -> Iterator[str]:
     """Provide a directory with the log up to the entry `last_version`, including `entries`."""
     broken = [os.path.basename(_entry_path(log, version)) for version in log.damage]
     with shadow_log(log.location, last_version, [*broken, *log.torn, LAST_CHECKPOINT]) as copy:
@@ -398,7 +398,7 @@ def _shadow(log: _Log, entries: Sequence[RebuiltEntry], last_version: int) -> It
         yield copy
 
 
-def _entry_path(log: _Log, version: int) -> str:
+def _entry_path(log: _KnownLog, version: int) -> str:
     return entry_path(log.location, version)
 
 

@@ -173,7 +173,7 @@ def rollup(
     AccessCheck(source.settings.policy, author).require_query(Query())
     with explained_failures(into, is_new=True):
         target, settings = _open_rollup(source, into, options)
-    counts = _Counts()
+    counts = _BucketCounts()
     for attempt in range(target.retrying.commits):
         run = _RollupRun(source, target, settings, author, counts, synced=synced, progress=progress)
         try:
@@ -307,7 +307,7 @@ class _RollupChanged(Exception):
 
 
 @dataclass(slots=True)
-class _Counts:
+class _BucketCounts:
     """How many buckets are appended and edited."""
 
     added: int = 0
@@ -377,7 +377,7 @@ class _RollupRun:
         target: Store,
         settings: RollupSettings,
         author: str,
-        counts: _Counts,
+        counts: _BucketCounts,
         *,
         synced: bool,
         progress: Callable[[str], None],
@@ -393,7 +393,7 @@ class _RollupRun:
         self._synced, self._progress = synced, progress
         self._schema = staged_schema(target.values)
         self._rows: list[pa.Table] = []
-        self._pending_counts = _Counts()
+        self._pending_counts = _BucketCounts()
         self._since, self._is_first = self._find_covered()
         self.left, self.has_committed = 0, False
 
@@ -771,7 +771,7 @@ class _RollupRun:
         self._head_id, self.has_committed = attempt.head_id, True
         self._counts.added += self._pending_counts.added
         self._counts.edited += self._pending_counts.edited
-        self._rows, self._pending_counts = [], _Counts()
+        self._rows, self._pending_counts = [], _BucketCounts()
         if not is_last:
             self._progress(f"{self._counts.added:,} buckets added so far")
 

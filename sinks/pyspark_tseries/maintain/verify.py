@@ -280,7 +280,7 @@ class CompactionHorizon:
 
 
 @dataclass(frozen=True, slots=True)
-class _Events:
+class _SortedEvents:
     """Events sorted by key.
 
     Attributes:
@@ -327,12 +327,12 @@ def find_violations(
     return [finding for check in checks for finding in check]
 
 
-def _sort_events(events: pa.Table) -> _Events:
+def _sort_events(events: pa.Table) -> _SortedEvents:
     names, codes = encode_runs(events["series"])
     order = sort_keys(codes, to_int64(events["sequence"]))
     table, codes = events.take(pa.array(order)).combine_chunks(), codes[order]
     edited = to_int64(table["original_sequence"].fill_null(NO_ORIGINAL))
-    return _Events(
+    return _SortedEvents(
         names.to_pylist(),
         codes,
         to_int64(table["sequence"]),
@@ -347,7 +347,7 @@ def _sort_events(events: pa.Table) -> _Events:
 
 
 def _find_required_sequences(
-    events: _Events, index: SeriesIndex, compacted: CompactionHorizon
+    events: _SortedEvents, index: SeriesIndex, compacted: CompactionHorizon
 ) -> Int64Array:
     """Return, for each series, the sequence from which on no event may be missing."""
     required = np.zeros(len(events.names), np.int64)
@@ -365,7 +365,7 @@ def _find_required_sequences(
     return needed
 
 
-def _check_sequences(events: _Events, required: Int64Array) -> Iterator[Finding]:
+def _check_sequences(events: _SortedEvents, required: Int64Array) -> Iterator[Finding]:
     step = np.diff(events.sequence, prepend=0)
     for row in np.flatnonzero(events.same & (step == 0))[:MAX_EXAMPLES]:
         yield events.finding("sequence", row, "is stored twice")
@@ -378,7 +378,7 @@ def _check_sequences(events: _Events, required: Int64Array) -> Iterator[Finding]
         yield Finding("sequence", problem, series=name, sequences=(begin, end))
 
 
-def _check_timestamps(events: _Events) -> Iterator[Finding]:
+def _check_timestamps(events: _SortedEvents) -> Iterator[Finding]:
     rows = np.flatnonzero(events.timed)
     back = (np.diff(events.us[rows], prepend=0) < 0) & (
         np.diff(events.codes[rows], prepend=-1) == 0
@@ -389,7 +389,7 @@ def _check_timestamps(events: _Events) -> Iterator[Finding]:
         yield events.finding("timestamp", rows[i], why)
 
 
-def _check_commits(events: _Events) -> Iterator[Finding]:
+def _check_commits(events: _SortedEvents) -> Iterator[Finding]:
     back = np.flatnonzero(events.same & (np.diff(events.commit, prepend=0) < 0))
     for row in back[:MAX_EXAMPLES]:
         why = f"is of commit {events.commit[row]}, its predecessor of a later one"
@@ -403,7 +403,7 @@ def _check_commits(events: _Events) -> Iterator[Finding]:
         yield events.finding("commit", row, why)
 
 
-def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
+def _check_edits(events: _SortedEvents, required: Int64Array) -> Iterator[Finding]:
     rows = np.flatnonzero(events.edited != NO_ORIGINAL)
     if not len(rows):
         return
@@ -440,7 +440,7 @@ def _find_wrong_originals(
     return unlike
 
 
-def _check_head(events: _Events, index: SeriesIndex) -> Iterator[Finding]:
+def _check_head(events: _SortedEvents, index: SeriesIndex) -> Iterator[Finding]:
     states = compute_state(events.table, -1).sort_by("series")
     head_columns = index.lookup(events.names)
     for column in head_columns:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
 MIN_NUMBER: Final = -(2**62)

@@ -20,6 +20,7 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,
     BoolArray,
+    FloatArray,
     Int64Array,
     KeyRange,
     encode_runs,
@@ -49,7 +50,6 @@ from pyspark_tseries.read.scan import (
 )
 from pyspark_tseries.read.select import make_plain
 from pyspark_tseries.read.states import (
-    FloatArray,
     Folding,
     Merger,
     States,

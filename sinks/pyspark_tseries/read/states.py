@@ -22,7 +22,6 @@ from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +29,7 @@ from pyspark_timestream.core.conversion import MAX_WIDE_DIGITS
 from pyspark_timestream.core.instants import DAY_US
 from pyspark_tseries.model.arrays import (
     UNTIMED,
+    FloatArray,
     Int64Array,
     encode_names,
     find_runs_of,
@@ -73,8 +73,6 @@ _ROWS_PER_SEARCH: Final = 250
 _BUCKETS_PER_SEARCH: Final = 0.25
 """Find buckets by searching times if a series has at least this many neighbouring rows, and a row
 has at most this many buckets."""
-
-FloatArray = npt.NDArray[np.float64]
 
 Parts = Mapping[str, FloatArray]
 """The parts of sums, by name: numbered ones, `huge` ones, and `none` for NaN and infinities."""

@@ -33,7 +33,7 @@ from pyspark_timestream.core.instants import format_instant, parse_duration
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.corrections import (
-    BOUNDS_KEY,
+    BASIS_KEY,
     LATE_TOKEN,
     REASON,
     late_path,
@@ -62,7 +62,7 @@ from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Re
 from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, check_replay, digest_rows, staged_schema
 
-Merge = str | Callable[[Any, Any], Any]
+MergeRule = str | Callable[[Any, Any], Any]
 """The rule that combines two results: `sum`, `min`, `max`, or a function of both."""
 
 MERGES: Final = ("sum", "min", "max")
@@ -87,7 +87,7 @@ class WindowRules:
     """
 
     keys: tuple[str, str]
-    merges: Mapping[str, Merge]
+    merges: Mapping[str, MergeRule]
     offset_us: int
     author: str
     reason: str
@@ -137,7 +137,7 @@ def advance_windows(
 
 
 def merge_windows(
-    windows: pa.Table, merges: Mapping[str, Merge], keys: tuple[str, str]
+    windows: pa.Table, merges: Mapping[str, MergeRule], keys: tuple[str, str]
 ) -> pa.Table:
     """Merge the rows of each series and window into one row, sorted by both.
 
@@ -361,7 +361,7 @@ _LOG: Final = logging.getLogger(__name__)
 def correct_late(
     late: DataFrame,
     store: str,
-    aggregates: Mapping[str, tuple[Column, Merge]],
+    aggregates: Mapping[str, tuple[Column, MergeRule]],
     *,
     series: str,
     window: str,
@@ -440,7 +440,7 @@ def correct_late(
         beside_others=beside_others,
         window_us=length_us,
     )
-    plan = _Plan(location, rules)
+    corrector = _Corrector(location, rules)
     rows = late.where("violation = 'late'")
     windows = F.window(event_time, f"{length_us} microseconds").alias("_window")
     results = [column.alias(name) for name, (column, _) in aggregates.items()]
@@ -454,7 +454,7 @@ def correct_late(
         )
         query = identity.find_id(batch)
         streams = partial(identity.find_streams, query, number)
-        plan.correct(late_windows.toArrow(), query, number, streams)
+        corrector.correct(late_windows.toArrow(), query, number, streams)
 
     return identity.mark(rows.writeStream.foreachBatch(correct))
 
@@ -492,7 +492,7 @@ def _check_columns(store: Store, start: str, results: list[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
+class _Basis:
     """The basis of one batch's decisions: the store's CTI, and the oldest window to correct.
 
     `compared` is True once the query's streams were compared with those of the windows; a batch
@@ -508,8 +508,8 @@ class _Bounds:
 
 
 @dataclass(slots=True)
-class _Plan:
-    """The common part of the batches of a correcting query; see `correct_late`."""
+class _Corrector:
+    """Corrects a store by the batches of one query; see `correct_late`."""
 
     location: Location
     rules: WindowRules
@@ -545,22 +545,22 @@ class _Plan:
         waiting = new.slice(0, 0) if before is None else before[0].cast(new.schema)
         decided, digest = self._read(query, number), digest_rows(new)
         if decided is not None:
-            bounds = decided[1]
+            basis = decided[1]
             # A batch without windows to correct has no commit with a digest of its rows.
-            check_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, number, bounds.rows)
+            check_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, number, basis.rows)
         else:
-            bounds = self._find_bounds(store)
+            basis = self._find_basis(store)
             if before is None or not before[1].compared:
                 streams = find_streams()
                 if streams is None:
-                    bounds = _Bounds(None, None, self.rules.author, compared=False)
+                    basis = _Basis(None, None, self.rules.author, compared=False)
                 else:
                     refuse_other_streams(store, streams)
         step = advance_windows(
-            waiting, new, self.rules, cti_us=bounds.cti_us, oldest_us=bounds.oldest_us
+            waiting, new, self.rules, cti_us=basis.cti_us, oldest_us=basis.oldest_us
         )
         if decided is None:
-            self._write(query, number, step.waiting, dataclasses.replace(bounds, rows=digest))
+            self._write(query, number, step.waiting, dataclasses.replace(basis, rows=digest))
         self._warn_left_out(
             step.too_old, "is further before the store's newest window than max_age"
         )
@@ -571,13 +571,13 @@ class _Plan:
         # A repeated batch needs the file of the batch before it; older files are unused.
         self.location.remove([self._path(query, number - 2)])
 
-    def _find_bounds(self, store: Store) -> "_Bounds":
-        """Return the bounds that a batch gets from the store as it is now."""
+    def _find_basis(self, store: Store) -> "_Basis":
+        """Return the basis that a batch gets from the store as it is now."""
         index = store.index()
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
         is_limited = self.rules.max_age_us is not None and newest_us != NEVER_US
         oldest_us = newest_us - (self.rules.max_age_us or 0) if is_limited else None
-        return _Bounds(index.metadata.ctis.store_us, oldest_us, self.rules.author)
+        return _Basis(index.metadata.ctis.store_us, oldest_us, self.rules.author)
 
     def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
         others = self._find_others(store, query)
@@ -623,19 +623,19 @@ class _Plan:
     def _path(self, query: str, number: int) -> str:
         return late_path(self.location, query, f"{number}.arrow")
 
-    def _read(self, query: str, number: int) -> "tuple[pa.Table, _Bounds] | None":
-        """Return the waiting windows and the bounds of a batch; None if it has not decided."""
+    def _read(self, query: str, number: int) -> "tuple[pa.Table, _Basis] | None":
+        """Return the waiting windows and the basis of a batch; None if it has not decided."""
         try:
             with self.location.read(self._path(query, number)) as file:
                 table = pa.ipc.open_file(file).read_all()
         except (FileNotFoundError, pa.ArrowInvalid):
             return None  # A kill may have torn it: then the batch has committed nothing.
-        bounds = json.loads((table.schema.metadata or {})[BOUNDS_KEY])
-        return table.replace_schema_metadata(None), _Bounds(**bounds)
+        basis = json.loads((table.schema.metadata or {})[BASIS_KEY])
+        return table.replace_schema_metadata(None), _Basis(**basis)
 
-    def _write(self, query: str, number: int, waiting: pa.Table, bounds: "_Bounds") -> None:
+    def _write(self, query: str, number: int, waiting: pa.Table, basis: "_Basis") -> None:
         path = self._path(query, number)
-        note = {BOUNDS_KEY: json.dumps(dataclasses.asdict(bounds)).encode()}
+        note = {BASIS_KEY: json.dumps(dataclasses.asdict(basis)).encode()}
         with self.location.write(path) as file:
             noted = waiting.replace_schema_metadata(note)
             with pa.ipc.new_file(file, noted.schema) as writer:

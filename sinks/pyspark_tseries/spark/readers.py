@@ -182,7 +182,7 @@ class ReadTask(InputPartition):
 
 @hide_tracebacks
 @wrap_methods(lambda reader, error: explain_failure(getattr(reader, "_location", None), error))
-class RangeReader(DataSourceReader):
+class RangeQueryReader(DataSourceReader):
     """Runs a range query on the store as it is when Spark begins to evaluate the read."""
 
     def __init__(

@@ -55,7 +55,7 @@ from pyspark_tseries.options import (
 from pyspark_tseries.read.delivery import InitialEvents
 from pyspark_tseries.read.scan import pick_columns
 from pyspark_tseries.spark.query_checks import check_before_batch, find_checkpoint
-from pyspark_tseries.spark.readers import RangeReader, SubscriptionReader, check_schema
+from pyspark_tseries.spark.readers import RangeQueryReader, SubscriptionReader, check_schema
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -100,7 +100,7 @@ class DefaultSource(DataSource):
             return _to_spark(_read_schema(values, options, options.plan_buckets(values)))
         return _to_spark(_add_cti_column(columns, options))
 
-    def reader(self, schema: StructType) -> RangeReader:
+    def reader(self, schema: StructType) -> RangeQueryReader:
         """Return the reader of a batch read."""
         table = restore_options(self.options, schema, self.name())
         if table is not None:
@@ -120,7 +120,7 @@ class DefaultSource(DataSource):
         if options.as_of is not None:
             guard.require("query_obsolete", "set asOf, which shows overridden values")
             snapshot, planned_us = snapshot.at_time(options.as_of), None
-        return RangeReader(
+        return RangeQueryReader(
             snapshot,
             options.to_query(),
             options.series,

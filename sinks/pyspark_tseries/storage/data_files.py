@@ -393,17 +393,17 @@ def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
     return int(values.min()), int(values.max())
 
 
-Bounds = tuple[FileStats, tuple[int, int]]
+FileBounds = tuple[FileStats, tuple[int, int]]
 """The bounds of a file's events and of its commits."""
 
-_UNKNOWN: Final[Bounds] = (
+_UNKNOWN: Final[FileBounds] = (
     FileStats(0, ("", _LAST_NAME), (0, 2**62), (-(2**62), 2**62)),
     (0, 2**62),
 )
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_FILES)
-def read_bounds(location: Location, path: str, size: int) -> Bounds:
+def read_bounds(location: Location, path: str, size: int) -> FileBounds:
     """Return the bounds of the file at `path`, from its footer or its rows; a file never changes.
 
     A file that cannot be read gets the widest bounds, so that a query that may need it fails.

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.arrays import NEVER_US, UNTIMED, Int64Array
+from pyspark_tseries.model.arrays import NEVER_US, UNTIMED, Int64Array, Key
 from pyspark_tseries.model.commits import CommitMetadata
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import WrittenFile, rows_for_bytes
@@ -43,8 +43,6 @@ MAX_BATCH_ROWS: Final = 10_000
 
 MAX_MERGED_CHUNKS: Final = 64
 """Merge up to this many chunks at once; each gets this fraction of the memory for one batch."""
-
-Key = tuple[str, int]
 
 
 class TempPaths:

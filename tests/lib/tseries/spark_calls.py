@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tseries import DefaultSource, TimeSeries
 from pyspark_tseries.model.ranges import Query as RangeQuery
-from pyspark_tseries.spark.readers import RangeReader
+from pyspark_tseries.spark.readers import RangeQueryReader
 from pyspark_tseries.spark.writer import StagedTask
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
@@ -59,7 +59,7 @@ def read(path, series=None, schema=None, columns=("series", "sequence"), query=E
     source = DefaultSource({"path": str(path)})
     snapshot = Store.open(str(path)).snapshot()
     schema = schema or source.schema()
-    reader = RangeReader(snapshot, query, series, schema, principal="me")
+    reader = RangeQueryReader(snapshot, query, series, schema, principal="me")
     reader = pickle.loads(pickle.dumps(reader))  # As Spark sends it to its workers.
     rows = []
     for partition in reader.partitions():

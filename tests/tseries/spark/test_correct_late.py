@@ -24,7 +24,7 @@ from pyspark_tseries.maintain import erase
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import name_writer
-from pyspark_tseries.spark.correct_late import ROWS, WindowRules, _Plan, advance_windows
+from pyspark_tseries.spark.correct_late import ROWS, WindowRules, _Corrector, advance_windows
 from pyspark_tseries.spark.query_checks import (
     note_writer,
     read_streams,
@@ -124,7 +124,7 @@ def test_batch_of_late_rows_that_comes_again_with_other_rows_is_refused(tmp_path
 
 def plan(path, max_age_us=None, merges=None):
     rules = WindowRules(KEYS, merges or MERGES, 0, "late", "came late", max_age_us)
-    return _Plan(parse_location(path), rules)
+    return _Corrector(parse_location(path), rules)
 
 
 def in_force(path):
@@ -204,7 +204,7 @@ def test_batch_that_a_kill_repeats_decides_by_the_cti_that_it_had(tmp_path, monk
     main = Main(path)
     main.write([("a", 0, 5)], 0)
     with monkeypatch.context() as patch:
-        patch.setattr(_Plan, "_commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(_Corrector, "_commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             plan(path).correct(windows([("a", 0, 2), ("a", 1, 3)]), "q", 0)
     main.write([("a", 1, 7)], 1)
