@@ -51,7 +51,7 @@ _MAX_DIGITS: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class NumberAxis:
-    """The axis of a column's values. A value `v` is at `(v - base) / 10 ** exponent`.
+    """The axis of a column's values. A value is at `(value - base) / 10 ** exponent`.
 
     Attributes:
         low: the position of the lower end of the axis.
@@ -82,7 +82,7 @@ class NumberAxis:
 
 
 def number_axis(low: float, high: float, max_ticks: int, *, is_whole: bool = False) -> NumberAxis:
-    """Return an axis for finite values from `low` to `high`, with about `most` ticks at most.
+    """Return an axis for finite values from `low` to `high`, with at most about `max_ticks` ticks.
 
     With `is_whole` the ticks are whole numbers.
     """
@@ -163,7 +163,7 @@ class TimeAxis:
 
 
 def time_axis(low: int, high: int, zone: str | None, max_ticks: int) -> TimeAxis:
-    """Return an axis from `low` to `high`, with `most` ticks at most, by the clock of a zone."""
+    """Return an axis from `low` to `high` with at most `max_ticks` ticks, by a zone's clock."""
     low, high = max(low, MIN_US), min(high, FINAL_US)
     zone = None if high - low > _LONG_US else choose_zone(low, high, zone)
     if low == high:

@@ -88,7 +88,7 @@ class BucketQuery:
         Later calls add columns. Nulls are not counted, and an aggregate of no values is null.
 
         Args:
-            aggregates: `celsius="mean"` is the mean of column `celsius`; `hottest=("celsius",
+            aggregates: `celsius="mean"` is the mean of the column so named; `hottest=("celsius",
                 "max")` has another name; `p95=("celsius", 0.95)` is a quantile; `n=("*", "count")`
                 is the number of events. The functions are `mean`, `min`, `max`, `sum`, `count`,
                 `first`, `last`, `median` and `time_weighted_mean`.

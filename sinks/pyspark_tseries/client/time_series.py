@@ -541,7 +541,7 @@ class TimeSeries(Questions):
         If it appends again, it is a writer again.
 
         Args:
-            writer: as `describe` names it in `cti_writers`.
+            writer: a key of `describe()["cti_writers"]`.
 
         Raises:
             ValueError: there is no such writer.

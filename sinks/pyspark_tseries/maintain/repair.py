@@ -157,7 +157,7 @@ def find_lost_commits(
 def _with_events(
     location: Location, commit: LostCommit, entry: Entry | None, head_id: int | None
 ) -> LostCommit:
-    """Complete `commit` from its entry, its files, and its head compared with the one `before`."""
+    """Complete `commit` from its entry, its files, and its head compared with `head_id`."""
     assert commit.head is not None
     transactions = {} if entry is None else entry.transactions
     batches = {
@@ -377,7 +377,7 @@ def read_state_at(
 
 
 def _find_version(location: Location, path: str, newest: int) -> int:
-    """Return the version up to `last` that added the file `path`; -1 if the log does not name it.
+    """Return the version up to `newest` that added the file `path`; -1 if the log does not name it.
 
     Entries before a checkpoint may be torn: a file that no whole entry names may belong to one.
     """

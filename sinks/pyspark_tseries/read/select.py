@@ -57,7 +57,7 @@ class Bounds:
     max_us: Int64Array
 
     def over(self, begin: int, end: int) -> tuple[int, int, int, int] | None:
-        """Return joint bounds of the series from `first` to `end` (exclusive); None for none."""
+        """Return joint bounds of the series from `begin` to `end` (exclusive); None for none."""
         if begin >= end:
             return None
         cut = slice(begin, end)
@@ -427,7 +427,7 @@ class _Slots:
 
 
 def _select_inside(range_: Range, slots: _Slots) -> BoolArray:
-    """Flag the events inside `wanted`."""
+    """Flag the events inside `range_`."""
     codes = slots.events.codes
     if range_ == FULL_RANGE:
         return np.ones(len(codes), bool)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -225,13 +225,17 @@ def _read_record(location: Location, path: str) -> ErasureRecord:
         return parse_record(file.read().decode())
 
 
-def flag_erasure(location: Location, erasure_id: str, flag: str) -> None:
-    """Flag an erasure: no log entry has its values any more (`log`), or no file (`done`)."""
+Flag = Literal["log", "done"]
+"""Says of an erasure that no log entry has its values any more, or that no file has them."""
+
+
+def flag_erasure(location: Location, erasure_id: str, flag: Flag) -> None:
+    """Note `flag` of an erasure, in an empty file beside its record."""
     with location.write(location.file(*ERASURES, f"{erasure_id}.{flag}")) as file:
         file.write(b"")
 
 
-def list_flagged(location: Location, flag: str) -> set[str]:
-    """Return the ids of the erasures with the flag `log` or `done`."""
+def list_flagged(location: Location, flag: Flag) -> set[str]:
+    """Return the ids of the erasures that have `flag`."""
     names = (os.path.basename(path) for path, _ in location.list_files(location.file(*ERASURES)))
     return {name.removesuffix(f".{flag}") for name in names if name.endswith(f".{flag}")}

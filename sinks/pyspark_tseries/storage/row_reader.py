@@ -539,7 +539,7 @@ def _footer(location: Location, file: DataFile) -> Footer:
 def plan_pieces(
     file: DataFile, footer: Footer, row_filter: RowFilter, piece_rows: int | None = None
 ) -> list[FilePiece]:
-    """Return the row groups of `file` to read, in pieces of about `most` rows."""
+    """Return the row groups of `file` to read, in pieces of about `piece_rows` rows."""
     piece_rows = ROWS_PER_PIECE if piece_rows is None else piece_rows
     pieces: list[FilePiece] = []
     room = 0

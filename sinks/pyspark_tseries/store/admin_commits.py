@@ -109,7 +109,7 @@ def replace_files(
     horizon: int | None,
     now_us: int,
 ) -> bool:
-    """Replace `removed` with `written` in a commit; return False if one was already removed.
+    """Replace `removed` with `new_files` in a commit; return False if one was already removed.
 
     `horizon` is the last commit that lost events to this compaction, None if none did.
 

@@ -108,7 +108,7 @@ class NumberedEdits:
 
     Attributes:
         events: `order` is the position among the batch's edits; `change` also covers the series of
-            the appends; `dropped` counts edits without an original.
+            the appends; `counts.dropped` is the number of edits without an original.
         originals: the columns `original_sequence`, `original_timestamp`, `original_author`.
     """
 
@@ -364,7 +364,7 @@ class SeriesCondition:
 
 
 def condition_error(problem: str, last_sequence: int) -> ConditionFailed:
-    """Return the error of a condition that does not hold; `last` is the highest sequence."""
+    """Return the error of a condition that a series with this `last_sequence` does not meet."""
     error = ConditionFailed(
         problem, next_step="read the series again, and decide anew. Nothing is stored"
     )

@@ -1,0 +1,178 @@
+"""A backquoted lower-case word in a docstring of the store's package names something that is there.
+
+It is a parameter, local or attribute of the function or class, or of one that the code there names;
+a name or text of its module; or a word of a list here, which is derived from the declarations.
+"""
+
+import ast
+import builtins
+import keyword
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from files_passed import ROOTS
+
+import pyspark_tseries
+from pyspark_timestream.core.options import option_specs
+from pyspark_timestream.core.policies import STORE_POLICIES
+from pyspark_tseries import __main__ as command_line
+from pyspark_tseries.chart.figure import USUAL
+from pyspark_tseries.chart.svg import PAGES
+from pyspark_tseries.client import convert
+from pyspark_tseries.client.results import LOCAL
+from pyspark_tseries.client.sql import VIEWS
+from pyspark_tseries.errors import DAMAGES
+from pyspark_tseries.model.columns import EDIT_TIME, ERASURE_FIELD, file_schema
+from pyspark_tseries.model.downsampling import FILLS, FUNCTIONS
+from pyspark_tseries.model.properties import PERMISSIONS
+from pyspark_tseries.model.ranges import QUERY_KINDS
+from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
+from pyspark_tseries.read.downsample import GAP_FIELDS
+from pyspark_tseries.read.view import ERASED_FIELDS, SERIES_SCHEMA
+from pyspark_tseries.store.log_entries import INFO_KEY
+from pyspark_tseries.write.rows import EDIT_OF
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted(path for root in ROOTS for path in root.rglob("*.py"))
+STORE = [path for path in SOURCES if path.is_relative_to(ROOTS[1])]
+WORD = re.compile(r"(?<!`)`([a-z_][a-z0-9_]*)(?:\(\))?`(?!`)")
+Scope = ast.FunctionDef | ast.ClassDef
+
+COLUMNS = {field.name for field in (*file_schema([]), ERASURE_FIELD, EDIT_TIME, EDIT_OF)}
+OPTIONS = {
+    spec.name
+    for options in (ReadOptions, SubscribeOptions, WriteOptions)
+    for spec in option_specs(options).values()
+}
+PARTITIONS = {"event", "edit"}
+KNOWN = {
+    *(COLUMNS | OPTIONS | PARTITIONS | {INFO_KEY}),
+    *(*command_line.COMMANDS, *DAMAGES, *QUERY_KINDS, *PERMISSIONS, *STORE_POLICIES),
+    *(*keyword.kwlist, *dir(builtins)),
+}
+
+RESULTS = {*SERIES_SCHEMA.names, *GAP_FIELDS.names, *(field.name for field in ERASED_FIELDS)}
+RANGES = {"last", "limit", "next", "previous", "unlimited"}
+"""The words of a range, which its parser splits into texts."""
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PUBLIC = {
+    member
+    for name in pyspark_tseries.__all__
+    for member in (name, *dir(getattr(pyspark_tseries, name)))
+}
+DUCKDB = {*dir(duckdb.DuckDBPyRelation), *dir(duckdb.DuckDBPyConnection)}
+FACING = {
+    *(*RESULTS, *RANGES, *EXTRAS, *PUBLIC, *DUCKDB, *FUNCTIONS, *FILLS, *VIEWS, *PAGES),
+    *(USUAL, LOCAL, convert._EDIT_OF),
+}
+"""The words of users; inside the package they are the names of something else, such as `last`."""
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """All names of parameters, locals and attributes in the code of `node`."""
+    names: set[str] = set()
+    for child in ast.walk(node):
+        match child:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=other):
+                names |= {other or name, *name.split(".")}
+            case ast.keyword(arg=str(name)):
+                names.add(name)
+    return names
+
+
+def members_of(node: ast.ClassDef) -> set[str]:
+    """The methods and attributes of a class, without its bases."""
+    names: set[str] = set()
+    for child in ast.walk(node):
+        match child:
+            case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                names.add(name)
+    return names
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[list[Scope], ast.Constant]]:
+    """All docstrings, those of constants as well, each after the scopes that it is in."""
+
+    def visit(node: ast.AST, scopes: list[Scope]) -> Iterator[tuple[list[Scope], ast.Constant]]:
+        for child in ast.iter_child_nodes(node):
+            match child:
+                case ast.Expr(value=ast.Constant(value=str()) as text):
+                    yield scopes, text
+                case ast.FunctionDef() | ast.ClassDef():
+                    yield from visit(child, [*scopes, child])
+                case ast.If() | ast.With() | ast.Try():
+                    yield from visit(child, scopes)
+
+    return visit(tree, [])
+
+
+TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
+CLASSES = {
+    node.name: members_of(node)
+    for tree in TREES.values()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ClassDef)
+}
+DEFINED = {path.stem for path in SOURCES} | {
+    node.name for tree in TREES.values() for node in tree.body if isinstance(node, Scope)
+}
+"""The modules of both packages, and what they define."""
+
+
+def stale_words(tree: ast.Module, known: set[str]) -> list[str]:
+    """The words that name nothing, after the line of each."""
+    texts = list(docstrings(tree))
+    skipped = {id(text) for _, text in texts}
+    known = known | {
+        child.value
+        for child in ast.walk(tree)
+        if isinstance(child, ast.Constant)
+        and isinstance(child.value, str)
+        and id(child) not in skipped
+    }
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef(name=name):
+                known.add(name)
+            case ast.ClassDef(name=name):
+                known |= {name, *members_of(node)}
+            case _:
+                known |= names_in(node)
+    found = []
+    for scopes, text in texts:
+        names = set().union(*map(names_in, scopes or [tree]))
+        own = known.union(names, *(CLASSES.get(name, ()) for name in names))
+        found += [
+            f"{text.lineno + text.value[: word.start()].count(chr(10))}: {word[1]}"
+            for word in WORD.finditer(text.value)
+            if word[1] not in own
+        ]
+    return found
+
+
+@pytest.mark.parametrize("path", STORE, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_word_of_a_docstring_names_something_that_is_there(path: Path) -> None:
+    known = KNOWN | DEFINED
+    if path.parent.name in ("client", "model", "spark", ROOTS[1].name):
+        known |= FACING
+    assert stale_words(TREES[path], known) == []
+
+
+def test_a_word_that_names_nothing_is_found() -> None:
+    code = '''
+def cut(text, width):
+    """Cut `text` after `width` letters, at most `most` of `series`."""
+    return text[:width]
+'''
+    assert stale_words(ast.parse(code), KNOWN) == ["3: most"]
