@@ -35,7 +35,7 @@ from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 PAGES = {
     "TimeOptions": "docs/reference/options-clock.md",
@@ -214,7 +214,7 @@ FIGURES_OF_TESTS = {
 
 def test_the_progress_page_has_every_key() -> None:
     page = "docs/reference/progress.md"
-    part = PartitionOffset(0, 5, PartitionState())
+    part = PartitionOffset(0, 5, PartitionClock())
     report = build_progress(StreamOffset("id", {}, 1, {Partition("trips", 0): part}), {})
     for marker, keys in [
         ("progress of a stream", report),

@@ -10,7 +10,7 @@ from pyspark_timestream.clock.options import read_time_options
 from pyspark_timestream.core.policies import POLICIES, Policy
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import RECORD_KEYS
-from pyspark_timestream.rules.state import COUNTERS
+from pyspark_timestream.rules.clocks import COUNTERS
 from pyspark_tseries.model.properties import PERMISSIONS
 
 ROOT = Path(__file__).parent.parent

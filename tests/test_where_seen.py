@@ -24,8 +24,8 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.clocks import COUNTERS, Events, PartitionClock, TimeRules
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import COUNTERS, Events, PartitionState, TimeRules
 from pyspark_timestream.rules.step import step
 from pyspark_tseries.errors import DAMAGES
 
@@ -133,7 +133,7 @@ def test_an_option_that_a_checkpoint_pins_is_in_the_semantics(field: str, spec: 
 
 
 def progress_keys() -> list[str]:
-    share = PartitionOffset(0, 5, PartitionState())
+    share = PartitionOffset(0, 5, PartitionClock())
     report = build_progress(StreamOffset("id", {}, 1, {Partition("trips", 0): share}), {})
     return [*report, *report["partitions"]["trips"]["0"]]
 
@@ -176,7 +176,7 @@ def test_a_counter_counts_something(counter: str) -> None:
     found = set()
     for policy in set(POLICIES) - {"fail"}:
         rules = TimeRules("interval", policy, every_events=1, max_future_us=500, from_us=60)
-        counted = step(rules, PartitionState(), events, ignored)[0].counters()
+        counted = step(rules, PartitionClock(), events, ignored)[0].counters()
         found |= {name for name, count in counted.items() if count}
     assert counter in found
 

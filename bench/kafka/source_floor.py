@@ -30,7 +30,7 @@ from pyspark_timestream.kafka.decode.payload import required_columns
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, run_task
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 ROWS: Final = size(4_000_000, 200_000)
 BLOCK: Final = 20_000
@@ -116,7 +116,7 @@ def take(kafka: Broker, topic: str) -> Iterator[tuple[str, float]]:
         return sum(len(block.offsets) for span in spans for block in reader.read(span, needs))
 
     def make_rows() -> int:
-        plans = [TaskPlan((TaskRange(span, PartitionState()),)) for span in spans]
+        plans = [TaskPlan((TaskRange(span, PartitionClock()),)) for span in spans]
         tasks = [run_task(options, projection, each, reader.read, _forget) for each in plans]
         return sum(batch.num_rows for task in tasks for batch in task)
 

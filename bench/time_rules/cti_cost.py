@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 SCHEMA = "origin string, dest string, carrier string, dep_delay double, start_time timestamp"
 BLOCK = 20_000
@@ -88,14 +88,14 @@ def in_memory(given: dict[Partition, list[RecordBlock]], on: bool) -> Done:
     wanted = pa.schema([(n, types[k]) for n, k in zip(names, kinds, strict=True)])
     projection = project(kafka_options, wanted)
     spans = {part: sum(len(b.offsets) for b in each) for part, each in given.items()}
-    shares = tuple(TaskRange(Range(part, 0, end), PartitionState()) for part, end in spans.items())
+    shares = tuple(TaskRange(Range(part, 0, end), PartitionClock()) for part, end in spans.items())
     began = time.process_time()
     found = list(run_task(
         kafka_options,
         projection,
         TaskPlan(shares),
         lambda span, needs: iter(given[span.partition]),
-        lambda partition, state: None,
+        lambda partition, clock: None,
     ))  # fmt: skip
     spent = time.process_time() - began
     rows = pa.Table.from_batches(found)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pyspark_timestream.core.instants import NEVER, Instants, instant_or_none, instant_or_sentinel
+from pyspark_timestream.rules.clocks import PartitionClock, TimeRules, WriterState
 from pyspark_timestream.rules.marks import MarkEffects, Marks, Proposals, Window
-from pyspark_timestream.rules.state import PartitionState, TimeRules, WriterState
 
 __all__ = ["fold_by_loop"]
 
@@ -74,7 +74,7 @@ class Live:
 
 
 def fold_by_loop(
-    rules: TimeRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
+    rules: TimeRules, state: PartitionClock, marks: Marks, record_us: Instants | None, rows: int
 ) -> MarkEffects:
     """As `fold_marks`."""
     clock, first_us = None, NEVER

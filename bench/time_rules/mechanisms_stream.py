@@ -20,8 +20,8 @@ from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.kafka.decode.json import by_block, by_row
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.records import RequestedFields
+from pyspark_timestream.rules.clocks import PartitionClock, TimeRules
 from pyspark_timestream.rules.marks import MarkEffects, Marks, fold_marks
-from pyspark_timestream.rules.state import PartitionState, TimeRules
 
 ROWS: Final = size(1_000_000, 200_000)
 
@@ -67,17 +67,17 @@ def check_folds(cases: int = 2000) -> dict[str, int]:
     random, compared = np.random.default_rng(14), 0
     for case in range(cases):
         rules, blocks = random_fold(random)
-        state = PartitionState()
+        clock = PartitionClock()
         for marks, stamps, rows in blocks:
             effects, loop = (
-                f(rules, state, marks, stamps, rows) for f in (fold_marks, fold_by_loop)
+                f(rules, clock, marks, stamps, rows) for f in (fold_marks, fold_by_loop)
             )
             if plain(effects) != plain(loop):
                 raise SystemExit(
-                    f"case {case}: {rules} {state} {marks} {stamps}:\n{effects}\n{loop}"
+                    f"case {case}: {rules} {clock} {marks} {stamps}:\n{effects}\n{loop}"
                 )
             compared += len(effects.proposals.us)
-            state = PartitionState(
+            clock = PartitionClock(
                 writers=effects.writers,
                 noted_us=effects.noted_us,
                 record_us=effects.record_us,
@@ -123,7 +123,7 @@ def fold_blocks(
     way: Callable[..., MarkEffects],
 ) -> int:
     """Fold a block again and again; how many proposals it has."""
-    found = [way(rules, PartitionState(), marks, stamps, BLOCK) for _ in range(blocks)]
+    found = [way(rules, PartitionClock(), marks, stamps, BLOCK) for _ in range(blocks)]
     return sum(len(effects.proposals.us) for effects in found)
 
 

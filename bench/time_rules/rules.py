@@ -17,8 +17,8 @@ from sizes import size
 
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.records import RequestedFields
+from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
 from pyspark_timestream.rules.step import NO_MARKS, step
 
 BLOCK = 20_000
@@ -111,7 +111,7 @@ def measure() -> Iterator[Comparison]:
     parse = spent(lambda: parse_json(FIELDS, given), lambda block: len(block.columns[0]))
     for name, rules, events, told in cases():
         judge = spent(
-            lambda r=rules, e=events, m=told: step(r, PartitionState(), e, m)[1],
+            lambda r=rules, e=events, m=told: step(r, PartitionClock(), e, m)[1],
             lambda judgement: len(judgement.keep),
         )
         contenders = {"parse": parse, "rules": judge}

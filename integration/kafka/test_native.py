@@ -309,7 +309,7 @@ def test_what_is_left_in_the_group_is_found_there(paths: Paths, topic: Topic, pa
     with paths.reader(path, kafka__group__id=name) as reader:
         # Of many sizes: what lies behind a text that does not end would show.
         for size in range(1, 200, 7):
-            reader.commit_state({zero: (size, "größe" * size), one: (9, "")})
+            reader.commit_clocks({zero: (size, "größe" * size), one: (9, "")})
             found = consumer.committed([TopicPartition(*part) for part in (zero, one)], timeout=30)
             left = [(part.offset, part.metadata or "") for part in found]
             assert left == [(size, "größe" * size), (9, "")]

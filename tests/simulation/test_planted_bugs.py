@@ -20,7 +20,7 @@ from pyspark_timestream.kafka.driver import driver, trackers
 from pyspark_timestream.kafka.offsets import changes, group_metadata, next_offset, offset
 from pyspark_timestream.kafka.writer import stream_writer
 from pyspark_timestream.producer import transactions
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_tseries.spark import query_checks
 from pyspark_tseries.storage import location
 from pyspark_tseries.store import store as stores
@@ -90,11 +90,11 @@ def a_batch_that_tasks_committed_counts_twice(patch: Patch) -> None:
 
     def find(options: Any, batch: Any, *given: Any) -> Any:
         found = real(options, batch, *given)
-        states = {
-            each: replace(state, events=2 * state.events - batch.partitions[each].state.events)
-            for each, state in found.states.items()
+        clocks = {
+            each: replace(clock, events=2 * clock.events - batch.partitions[each].clock.events)
+            for each, clock in found.clocks.items()
         }
-        return replace(found, states=states)
+        return replace(found, clocks=clocks)
 
     patch.setattr(driver, "load_end_states", find)
 
@@ -106,11 +106,11 @@ def a_late_commit_of_an_old_batch_is_taken_for_the_last_one(patch: Patch) -> Non
 
 @bug()
 def the_counter_of_the_clock_is_not_persisted(patch: Patch) -> None:
-    real = PartitionState.to_json
+    real = PartitionClock.to_json
     patch.setattr(
-        PartitionState,
+        PartitionClock,
         "to_json",
-        lambda state: {name: each for name, each in real(state).items() if name != "count"},
+        lambda clock: {name: each for name, each in real(clock).items() if name != "count"},
     )
 
 
@@ -143,7 +143,7 @@ def a_slow_answer_shows_that_a_partition_is_gone(patch: Patch) -> None:
 
 @bug()
 def a_partition_that_comes_back_is_not_raised(patch: Patch) -> None:
-    patch.setattr(next_offset, "_raise_to_stream_cti", lambda state, planned: planned)
+    patch.setattr(next_offset, "_raise_to_stream_cti", lambda clock, planned: planned)
 
 
 @bug()
@@ -227,7 +227,7 @@ def a_filter_lets_everything_pass(patch: Patch) -> None:
 
 @bug(of=WideWorld)
 def a_changed_frequency_keeps_its_counter(patch: Patch) -> None:
-    patch.setattr(changes, "change_rules", lambda state, before, after, **_: state)
+    patch.setattr(changes, "change_rules", lambda clock, before, after, **_: clock)
 
 
 @bug(of=WideWorld)

@@ -19,17 +19,17 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import find_caught_up, newly_idle
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import (
+from pyspark_timestream.rules.clocks import (
     Events,
-    PartitionState,
+    PartitionClock,
     TimeRules,
     compute_stream_cti,
     min_cti,
 )
+from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.step import NO_MARKS, BlockResult, step
 
-FRESH = PartitionState()
+FRESH = PartitionClock()
 EACH = {"every_events": 1}
 
 
@@ -38,11 +38,11 @@ def column(values: Sequence[int], kind: type = np.int64) -> np.ndarray:
 
 
 def points(
-    *times: int, state: PartitionState = FRESH, **rules
-) -> tuple[PartitionState, BlockResult]:
+    *times: int, clock: PartitionClock = FRESH, **rules
+) -> tuple[PartitionClock, BlockResult]:
     """Points at these times under these rules."""
     readable = np.ones(len(times), dtype=np.bool_)
-    return step(TimeRules(**rules), state, Events(column(times), readable))
+    return step(TimeRules(**rules), clock, Events(column(times), readable))
 
 
 def in_order(times: Sequence[int], result: BlockResult) -> list[str]:
@@ -61,7 +61,7 @@ class Writers:
 
     def __init__(self, **rules) -> None:
         self.rules = TimeRules(**rules)
-        self.state = FRESH
+        self.clock = FRESH
         self.last: BlockResult | None = None
 
     def hear(self, writer: str, mark: int | None = None, at: int = 0, close: bool = False):
@@ -78,8 +78,8 @@ class Writers:
     def _record(self, marks: Marks, at: int) -> int | None:
         no = np.zeros(1, dtype=np.bool_)
         events = Events(column([0]), no, present=no, record_us=column([at]))
-        self.state, self.last = step(self.rules, self.state, events, marks)
-        return self.state.cti_us
+        self.clock, self.last = step(self.rules, self.clock, events, marks)
+        return self.clock.cti_us
 
     @property
     def lower(self) -> int | None:
@@ -95,9 +95,9 @@ class Writers:
 
 def test_trill_17_a_point_that_another_key_made_late_cannot_be_adjusted() -> None:
     times = (70, 11, 22)
-    state, result = points(*times, policy="adjust", delay_us=50, **EACH)
+    clock, result = points(*times, policy="adjust", delay_us=50, **EACH)
     assert in_order(times, result) == ["e70", "c20", "e22"]
-    assert state.dropped == 1
+    assert clock.dropped == 1
 
 
 def test_trill_22_an_event_below_an_explicit_mark_is_dropped() -> None:
@@ -135,8 +135,8 @@ def test_trill_28_sides_that_end_without_marks_give_one_final_mark_and_no_other(
 def test_trill_29_after_a_restore_late_events_are_adjusted_to_the_restored_clock() -> None:
     rules = TimeRules("interval", "adjust", every_events=1)
     readable = np.ones(10, dtype=np.bool_)
-    state, _ = step(rules, FRESH, Events(np.full(10, 10_000), readable, np.full(10, 10_001)))
-    restored = PartitionState.from_json(state.to_json())
+    clock, _ = step(rules, FRESH, Events(np.full(10, 10_000), readable, np.full(10, 10_001)))
+    restored = PartitionClock.from_json(clock.to_json())
     _, result = step(rules, restored, Events(np.zeros(10, np.int64), readable, np.full(10, 20_000)))
     assert result.start_us.tolist() == [10_000] * 10
     assert bool(result.keep.all())
@@ -171,7 +171,7 @@ def test_pravega_35_to_39_the_mark_is_the_minimum_of_the_writers_that_are_there(
     assert [stream.hear("w1", 302), stream.hear("w2", 301), stream.hear("w3", 300)][-1] == 300
     assert [stream.hear("w1", 400), stream.hear("w2", 401)] == [300, 300]  # 38: w3 is silent
     assert stream.hear("w3", close=True) == 400  # 39
-    assert "w3" not in dict(stream.state.writers)
+    assert "w3" not in dict(stream.clock.writers)
 
 
 @pytest.mark.parametrize(("timeout", "cti"), [(0, 20), (1000, 10)])
@@ -184,8 +184,8 @@ def test_pravega_42_a_writer_at_the_mark_counts_until_it_times_out(timeout: int,
 def test_pravega_43_the_same_mark_again_is_accepted_and_a_lower_one_ignored() -> None:
     stream = Writers()
     assert [stream.hear("w", mark) for mark in (10, 10, 9)] == [10, 10, 10]
-    assert dict(stream.state.writers)["w"].mark_us == 10
-    assert stream.state.ignored_ctis == 2
+    assert dict(stream.clock.writers)["w"].mark_us == 10
+    assert stream.clock.ignored_ctis == 2
     # A writer that was removed is no error: it is as new.
     stream.hear("w", close=True)
     assert stream.hear("w", close=True) == 10
@@ -216,9 +216,9 @@ def test_pravega_45_the_lower_bound_follows_the_writer_and_ends_with_its_timeout
 )
 def test_flink_47_the_mark_is_the_delay_behind_the_greatest(times: tuple, cti: int | None) -> None:
     """One more than Flink's, whose mark says that nothing *at* it will come either."""
-    state, _ = points(*times, policy="flag", delay_us=10, **EACH)
-    assert state.cti_us == cti
-    assert points(state=state, delay_us=10, **EACH)[0] == state
+    clock, _ = points(*times, policy="flag", delay_us=10, **EACH)
+    assert clock.cti_us == cti
+    assert points(clock=clock, delay_us=10, **EACH)[0] == clock
 
 
 @pytest.mark.parametrize("timeout", ["0 seconds", "-1 second"])
@@ -280,16 +280,16 @@ def test_flink_54_what_is_removed_neither_holds_back_nor_takes_back() -> None:
 
 def test_hazelcast_56_the_lag_is_behind_the_greatest_and_a_late_event_passes_alone() -> None:
     times = (100, 90, 101)
-    state, result = points(*times, policy="flag", delay_us=3, **EACH)
+    clock, result = points(*times, policy="flag", delay_us=3, **EACH)
     assert in_order(times, result) == ["e100", "c97", "l90", "e101", "c98"]
-    assert compute_stream_cti([state.cti_us], [], [None], None) == 98
+    assert compute_stream_cti([clock.cti_us], [], [None], None) == 98
 
 
 def test_hazelcast_58_a_silent_partition_holds_back_until_it_is_idle() -> None:
-    state, _ = points(10, delay_us=3, **EACH)
-    assert compute_stream_cti([state.cti_us, None], [], [], None) is None
-    assert compute_stream_cti([state.cti_us], [], [None], None) == 7
-    assert compute_stream_cti([], [], [state.cti_us, None], 7) == 7
+    clock, _ = points(10, delay_us=3, **EACH)
+    assert compute_stream_cti([clock.cti_us, None], [], [], None) is None
+    assert compute_stream_cti([clock.cti_us], [], [None], None) == 7
+    assert compute_stream_cti([], [], [clock.cti_us, None], 7) == 7
 
 
 @pytest.mark.parametrize(
@@ -309,10 +309,10 @@ def test_hazelcast_60_removing_a_partition(left, idle, before: int, after: int) 
 
 def test_kafka_streams_64_missed_ticks_collapse_to_one() -> None:
     """Theirs keep a grid, so that 1100 fires; ours count from the event that fired last."""
-    state, fired = FRESH, []
+    clock, fired = FRESH, []
     for now in (0, 99, 100, 199, 200, 1001, 1002, 1100, 1101):
-        state, _ = points(now, state=state, every_us=100)
-        fired.append(state.ctis)
+        clock, _ = points(now, clock=clock, every_us=100)
+        fired.append(clock.ctis)
     assert fired == [0, 0, 1, 1, 2, 3, 3, 3, 4]
 
 
@@ -324,7 +324,7 @@ def test_an_unreadable_mark_under_fail_is_no_malformed_event(cti: int | None) ->
     yes, no = column([1], np.bool_), column([0], np.bool_)
     marks = Marks(column([0]), column([0]), yes, no, pa.array([""]), no)
     events = Events(column([0]), no, present=no)
-    _, result = step(TimeRules(policy="fail"), PartitionState(cti_us=cti), events, marks)
+    _, result = step(TimeRules(policy="fail"), PartitionClock(cti_us=cti), events, marks)
     failure = result.failure
     assert failure is not None
     assert (failure.index, failure.kind) == (0, "mark")

@@ -25,7 +25,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.writer.ledger import Entry
-from pyspark_timestream.rules.state import Clues, PartitionState, WriterState
+from pyspark_timestream.rules.clocks import Clues, PartitionClock, WriterState
 
 SAMPLES = Path(__file__).parent / "formats"
 MALFORMED = MalformedValues((("key type", 1), ("type", 2)), 6, 5, 5)
@@ -37,7 +37,7 @@ OFFSET = StreamOffset(
         at(0, "orders"): PartitionOffset(
             7,
             19,
-            PartitionState(
+            PartitionClock(
                 cti_us=1_700_000_000_000_000,
                 count=4,
                 base_us=1_700_000_001_000_000,
@@ -61,11 +61,11 @@ OFFSET = StreamOffset(
             ),
             waits=True,
         ),
-        at(11, "orders"): PartitionOffset(3, 3, PartitionState(), True, 1_700_000_000_000_000),
+        at(11, "orders"): PartitionOffset(3, 3, PartitionClock(), True, 1_700_000_000_000_000),
         at(2, "trades"): PartitionOffset(
             5,
             9,
-            PartitionState(cti_us=-5),
+            PartitionClock(cti_us=-5),
             pending=((7, 4), (12, 9)),
             restart_points=((39, 0), (40, 3)),
             forced_ctis=((40, 3, -9), (41, 5, -5)),
@@ -80,14 +80,14 @@ OFFSET = StreamOffset(
     topic_ids={"orders": "kAQXHmZmRqW2mQyLZcXhPA"},
     imported=ImportedTopic(
         {
-            at(0, "clock"): ImportedPartition(8, PartitionState(7, 2), 7, False, True, 9),
-            at(1, "clock"): ImportedPartition(8, PartitionState(7, 2), 7, True),
+            at(0, "clock"): ImportedPartition(8, PartitionClock(7, 2), 7, False, True, 9),
+            at(1, "clock"): ImportedPartition(8, PartitionClock(7, 2), 7, True),
         },
         7,
     ),
     advanced_us=-6,
     missing={
-        at(3, "trades"): PartitionOffset(6, 6, PartitionState(cti_us=-7), caught_up_since_us=8)
+        at(3, "trades"): PartitionOffset(6, 6, PartitionClock(cti_us=-7), caught_up_since_us=8)
     },
     bounded=True,
     warnings=(
@@ -103,7 +103,7 @@ OFFSET = StreamOffset(
     unpinned={"group": "timestream-0f6f", "idleTimeout": "5 seconds"},
 )
 METADATA = GroupMetadata(
-    PartitionState(
+    PartitionClock(
         1_800_000_000_000_000,
         1,
         5,
@@ -130,7 +130,7 @@ def test_the_group_metadata_in_the_sample_is_read_and_written():
     assert decode_group_metadata(OFFSET, part, text) == METADATA
     settings = dict(METADATA.settings)
     written = encode_group_metadata(
-        OFFSET, part, METADATA.state, METADATA.malformed_values, settings
+        OFFSET, part, METADATA.clock, METADATA.malformed_values, settings
     )
     assert json.loads(written) == sample("group_metadata")
 

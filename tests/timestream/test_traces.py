@@ -16,7 +16,7 @@ from timestream.worked_traces import (
 
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 
 def test_there_are_ten_traces() -> None:
@@ -44,10 +44,10 @@ def test_a_worked_trace_gives_its_rows_ctis_and_counters(name: str, size: int) -
             )
 
     ended = {}
-    plan = TaskPlan((TaskRange(Range(at(0), 0, len(records)), PartitionState()),))
+    plan = TaskPlan((TaskRange(Range(at(0), 0, len(records)), PartitionClock()),))
     wanted = projection(given)
     batches = run_task(given, wanted, plan, read, ended.__setitem__)
     rows = pa.Table.from_batches(list(batches), wanted.schema).to_pylist()
     assert as_written(rows) == told["expected"]
-    counted = {name: count for name, count in ended[at(0)].state.counters().items() if count}
+    counted = {name: count for name, count in ended[at(0)].clock.counters().items() if count}
     assert counted == told["counters"]

@@ -47,7 +47,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState, max_known
+from pyspark_timestream.rules.clocks import PartitionClock, max_known
 
 MAX_TIMES: Final = 10
 """This many CTIs are listed for each operator, earliest first."""
@@ -223,7 +223,7 @@ class PartitionFacts:
         partition: the partition.
         offset: the next record to read.
         lag: the number of offsets from there to the end of the log; None: unknown.
-        state: its clock and counters.
+        clock: its clock, with the counters.
         idle: True if it no longer counts, by `idleTimeout`.
         writers: the writers that are live or waited for.
         is_cause: a diagnosis names it, for more than a few of its events.
@@ -233,7 +233,7 @@ class PartitionFacts:
     partition: Partition
     offset: int
     lag: int | None
-    state: PartitionState
+    clock: PartitionClock
     idle: bool
     writers: tuple[WriterFacts, ...]
     is_cause: bool
@@ -242,12 +242,12 @@ class PartitionFacts:
     @property
     def cti_us(self) -> int | None:
         """Its CTI; None before the first."""
-        return self.state.cti_us
+        return self.clock.cti_us
 
     @property
     def last_us(self) -> int | None:
         """The time of the last well-formed event; None before the first."""
-        return self.state.last_us
+        return self.clock.last_us
 
     @property
     def name(self) -> str:
@@ -298,21 +298,21 @@ def explain_stream(
         for partition in diagnosis.partitions - diagnosis.well:
             ranks.setdefault(partition, rank)
     named_writers = {pair for diagnosis in diagnoses for pair in diagnosis.writers}
-    ahead_us = max_known(*(state.cti_us for state in last_batch.states.values()))
+    ahead_us = max_known(*(clock.cti_us for clock in last_batch.clocks.values()))
     facts = []
     for partition, partition_offset in sorted(offset.partitions.items()):
-        state, size = partition_offset.state, partition_offset.size
-        behind = None if ahead_us is None or state.cti_us is None else ahead_us - state.cti_us
+        clock, size = partition_offset.clock, partition_offset.size
+        behind = None if ahead_us is None or clock.cti_us is None else ahead_us - clock.cti_us
         facts.append(
             PartitionFacts(
                 partition=partition,
                 offset=partition_offset.start_inclusive,
                 lag=size + unread[partition] if partition in unread else None,
-                state=state,
+                clock=clock,
                 idle=partition_offset.idle,
                 writers=tuple(
                     WriterFacts(name, writer.mark_us, (partition, name) in named_writers)
-                    for name, writer in state.writers
+                    for name, writer in clock.writers
                 ),
                 is_cause=partition in ranks,
                 behind_us=behind,
@@ -506,7 +506,7 @@ def _count_hidden(stream: StreamExplanation) -> list[str]:
 
 
 def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
-    counters = fact.state.counters()
+    counters = fact.clock.counters()
     rows: list[tuple[str, ...]] = [
         (
             "*" if fact.is_cause else "",

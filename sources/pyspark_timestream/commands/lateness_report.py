@@ -124,11 +124,11 @@ def _draw_bar(late: int, most_late: int, longest: int) -> str:
 
 def _format_partitions(results: Sequence[DelayResult], width: int) -> list[str]:
     """Format the late rows of each partition, those with the most first."""
-    states = results[0].partitions
-    if len(states) < 2:
+    clocks = results[0].partitions
+    if len(clocks) < 2:
         return []
-    partitions = sorted(states, key=lambda partition: (-states[partition].flagged, partition))
-    several = len({partition.topic for partition in states}) > 1
+    partitions = sorted(clocks, key=lambda partition: (-clocks[partition].flagged, partition))
+    several = len({partition.topic for partition in clocks}) > 1
     rows = [["late by partition", *map(_format_short_delay, results)]]
     for partition in partitions[:_MAX_PARTITIONS]:
         cells = (f"{result.partitions[partition].flagged:,}" for result in results)
@@ -139,7 +139,7 @@ def _format_partitions(results: Sequence[DelayResult], width: int) -> list[str]:
     while len(rows[0]) > 2 and max(map(len, lines)) > width:
         rows = [row[:-1] for row in rows]
         lines = align(rows, to_right=True)
-    more = len(states) - _MAX_PARTITIONS
+    more = len(clocks) - _MAX_PARTITIONS
     if more > 0:
         lines.append(
             f"and {format_count(more, 'more partition')}, with fewer late rows: see --json"

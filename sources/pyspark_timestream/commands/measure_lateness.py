@@ -48,8 +48,8 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import CTI_DELAY
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.kafka.registry import load_schemas
+from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
 from pyspark_timestream.rules.step import LATE, check_times, step
 
 _BITS: Final = 7
@@ -142,14 +142,14 @@ class _Waiting(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DelayClock:
-    """A partition's clock by one delay, and its measurements; late events are flagged.
+class DelayTrial:
+    """One delay tried on a partition: its clock, and measurements; late events are flagged.
 
     `record_us` is the timestamp of the last record, and `most_late_us` the greatest distance of the
     CTI past the time of a late event.
     """
 
-    state: PartitionState = field(default_factory=PartitionState)
+    clock: PartitionClock = field(default_factory=PartitionClock)
     most_late_us: int | None = None
     waits: Waits = field(default_factory=Waits)
     waiting: tuple[_Waiting, ...] = ()
@@ -172,31 +172,31 @@ def make_block(
     return Block(events, marks, times, record_us, sampled)
 
 
-def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
+def advance(rules: TimeRules, trial: DelayTrial, block: Block) -> DelayTrial:
     """Advance the clock over the block. The policy of the rules must be `flag`."""
     if not len(block.times):
-        return clock
-    state, result = step(rules, clock.state, block.events, block.marks)
+        return trial
+    clock, result = step(rules, trial.clock, block.events, block.marks)
     late = result.violation == LATE
     fresh = np.flatnonzero(block.sampled & ~late)
-    waiting = clock.waiting
+    waiting = trial.waiting
     if len(fresh):
         times = block.times[fresh]
         waiting = (*waiting, _Waiting(times, block.record_us[fresh], int(times.min())))
     # The timestamp of the record that each CTI directly follows.
-    before_us = instant_or_sentinel(clock.record_us)
+    before_us = instant_or_sentinel(trial.record_us)
     stamps_us = np.concatenate(([before_us], block.record_us))[result.cti_index + 1]
     still_waiting, waits = _release(waiting, result.cti_us, stamps_us)
     late_rows = np.flatnonzero(late)
-    most_late_us = clock.most_late_us
+    most_late_us = trial.most_late_us
     if len(late_rows):
         late_by_us = result.in_force_us[late_rows] - block.times[late_rows]
         most_late_us = max(int(late_by_us.max()), most_late_us or 0)
     return replace(
-        clock,
-        state=state,
+        trial,
+        clock=clock,
         most_late_us=most_late_us,
-        waits=clock.waits.add(waits),
+        waits=trial.waits.add(waits),
         waiting=still_waiting,
         record_us=instant_or_none(block.record_us[-1]),
     )
@@ -236,7 +236,7 @@ _MAX_SAMPLED: Final = 500_000
 class FollowedPartition:
     """One partition at its end: its clock by each delay, and the bounds of timestamps."""
 
-    clocks: tuple[DelayClock, ...]
+    trials: tuple[DelayTrial, ...]
     first_us: int | None
     last_us: int | None
 
@@ -269,18 +269,18 @@ def follow_partition(
         replace(options.rules, delay_us=delay_us, policy=KEEP_ALL, time_window=False)
         for delay_us in delays_us
     ]
-    clocks = tuple(DelayClock() for _ in delays_us)
+    trials = tuple(DelayTrial() for _ in delays_us)
     records, stamps_us = 0, list[int]()
     for block in blocks:
         payload = read_payload(options, None, block)
         us, has_time = read_record_times(block.timestamps_ms)
         record_us = np.where(has_time, us, NEVER)
         shared = make_block(payload.events, payload.marks, record_us, records, sampled_every)
-        clocks = tuple(map(advance, rules, clocks, repeat(shared)))
+        trials = tuple(map(advance, rules, trials, repeat(shared)))
         records += len(block.offsets)
         if has_time.any():
             stamps_us += [int(us[has_time].min()), int(us[has_time].max())]
-    return FollowedPartition(clocks, min(stamps_us, default=None), max(stamps_us, default=None))
+    return FollowedPartition(trials, min(stamps_us, default=None), max(stamps_us, default=None))
 
 
 LADDER_US: Final = tuple(
@@ -351,13 +351,13 @@ DURATIONS: Final = ("delay", "most_late", "wait_median", "wait_p95", "wait_max")
 
 @dataclass(frozen=True, slots=True)
 class DelayResult:
-    """All partitions by one delay: their states at the end, in which late events are flagged.
+    """All partitions by one delay: their clocks at the end, in which late events are flagged.
 
     `waiting` is the number of measured events that no CTI had passed by then.
     """
 
     delay_us: int
-    partitions: Mapping[Partition, PartitionState] = field(default_factory=dict)
+    partitions: Mapping[Partition, PartitionClock] = field(default_factory=dict)
     most_late_us: int | None = None
     waits: Waits = field(default_factory=Waits)
     waiting: int = 0
@@ -365,32 +365,32 @@ class DelayResult:
     @property
     def events(self) -> int:
         """The number of events, including malformed ones."""
-        return sum(state.events for state in self.partitions.values())
+        return sum(clock.events for clock in self.partitions.values())
 
     @property
     def malformed(self) -> int:
         """The number of events without a readable time."""
-        return sum(state.malformed for state in self.partitions.values())
+        return sum(clock.malformed for clock in self.partitions.values())
 
     @property
     def late(self) -> int:
         """The number of late events."""
-        return sum(state.flagged for state in self.partitions.values())
+        return sum(clock.flagged for clock in self.partitions.values())
 
     @property
     def late_share(self) -> float:
         """The share of late events, from 0 to 1."""
         return self.late / self.events if self.events else 0.0
 
-    def add(self, partition: Partition, clock: DelayClock) -> "DelayResult":
+    def add(self, partition: Partition, trial: DelayTrial) -> "DelayResult":
         """Return the result with another partition, read to its end."""
-        late = [us for us in (self.most_late_us, clock.most_late_us) if us is not None]
+        late = [us for us in (self.most_late_us, trial.most_late_us) if us is not None]
         return replace(
             self,
-            partitions={**self.partitions, partition: clock.state},
+            partitions={**self.partitions, partition: trial.clock},
             most_late_us=max(late, default=None),
-            waits=self.waits.merge(clock.waits),
-            waiting=self.waiting + clock.count_waiting(),
+            waits=self.waits.merge(trial.waits),
+            waiting=self.waiting + trial.count_waiting(),
         )
 
 
@@ -468,12 +468,12 @@ def build_row(result: DelayResult, sampled_every: int) -> dict[str, Any]:
             {
                 "topic": partition.topic,
                 "partition": partition.number,
-                "events": state.events,
-                "malformed": state.malformed,
-                "late": state.flagged,
-                "ctis": state.ctis,
+                "events": clock.events,
+                "malformed": clock.malformed,
+                "late": clock.flagged,
+                "ctis": clock.ctis,
             }
-            for partition, state in result.partitions.items()
+            for partition, clock in result.partitions.items()
         ],
     }
 
@@ -515,8 +515,8 @@ def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) ->
         )
     silent = [
         partition
-        for partition, state in least.partitions.items()
-        if state.events and not state.ctis
+        for partition, clock in least.partitions.items()
+        if clock.events and not clock.ctis
     ]
     if silent:
         why = f"they hold less than option 'ctiFrequency' ('{options.frequency}') asks for"
@@ -649,8 +649,8 @@ def _follow(
     for range_ in ranges:
         blocks = read_range(range_, columns) if range_.size > 0 else ()
         followed = follow_partition(options, delays_us, sampled_every, blocks)
-        pairs = zip(results, followed.clocks, strict=True)
-        results = tuple(result.add(range_.partition, clock) for result, clock in pairs)
+        pairs = zip(results, followed.trials, strict=True)
+        results = tuple(result.add(range_.partition, trial) for result, trial in pairs)
         stamps_us += [us for us in (followed.first_us, followed.last_us) if us is not None]
     return Lateness(
         topics=tuple(sorted({range_.partition.topic for range_ in ranges})),

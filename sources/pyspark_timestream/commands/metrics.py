@@ -32,7 +32,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
     read_progress,
 )
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import max_known, min_cti
+from pyspark_timestream.rules.clocks import max_known, min_cti
 
 
 class Instrument(StrEnum):
@@ -437,7 +437,7 @@ def _list_diagnosed(history: History, exported: frozenset[Partition]) -> Iterato
                 causes[MAX_NAMED:] = [_name_partition(None)]
             for attributes in causes:
                 yield Sample(STREAM.FINDING, (("reason", str(diagnosis.kind)), *attributes), 1)
-    times_us = {partition: state.last_us for partition, state in history[-1].states.items()}
+    times_us = {partition: clock.last_us for partition, clock in history[-1].clocks.items()}
     others_us = min_cti(us for partition, us in times_us.items() if partition not in exported)
     for partition, us in (
         *((partition, times_us.get(partition)) for partition in exported),

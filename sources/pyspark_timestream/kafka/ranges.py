@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeVar
 
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class TaskRange:
 
     Attributes:
         offsets: the records to deliver.
-        state: the clock before `offsets`, or before `warm_up` if there is one.
+        clock: the clock before `offsets`, or before `warm_up` if there is one.
         warm_up: records before `offsets` to read for the clock only; None if not needed.
         forced_ctis: pairs (offset, CTI): the clock is raised to the CTI before the record at the
             offset. The offsets increase and lie in `offsets` or at its end.
@@ -73,7 +73,7 @@ class TaskRange:
     """
 
     offsets: Range
-    state: PartitionState
+    clock: PartitionClock
     warm_up: Range | None = None
     forced_ctis: tuple[tuple[int, int], ...] = ()
     changes: tuple[tuple[int, Mapping[str, str]], ...] = ()

@@ -70,8 +70,10 @@ from pyspark_timestream.rules.window_fold import fold_rows
 
 _LOG: Final = logging.getLogger(__name__)
 
-_States = Mapping[Partition, tuple[int, str]]
+_ClockTexts = Mapping[Partition, tuple[int, str]]
 """What a task commits: the end of each partition, and its clock as text."""
+
+_Commit = Callable[[RangeReader, _ClockTexts], object]
 
 
 class KafkaTransport:
@@ -149,7 +151,7 @@ def _refuse_fold(problem: str) -> SchemaRefused:
 
 @dataclass(frozen=True)
 class KafkaTask(InputPartition):
-    """A stream's task as Spark ships it: its plan, and where to commit its end states.
+    """A stream's task as Spark ships it: its plan, and where to commit its end clocks.
 
     Attributes:
         plan: the work of the task.
@@ -173,7 +175,7 @@ class _BatchRead(NamedTuple):
 
     rows: list[pa.RecordBatch] | None
     ended: Mapping[Partition, RangeEnd]
-    states: _States
+    clock_texts: _ClockTexts
 
 
 class _BatchAhead(NamedTuple):
@@ -320,15 +322,15 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
 
     def _read_here(self, task: KafkaTask) -> _BatchRead:
         ended: dict[Partition, RangeEnd] = {}
-        states: dict[Partition, tuple[int, str]] = {}
+        clock_texts: dict[Partition, tuple[int, str]] = {}
         batches = read_task(
             self._options,
             self._projection,
             task,
-            commit=lambda _, end_states: states.update(end_states),
+            commit=lambda _, clock_texts: clock_texts.update(clock_texts),
             keep_ends=ended.update,
         )
-        return _BatchRead(collect_rows(batches), ended, states)
+        return _BatchRead(collect_rows(batches), ended, clock_texts)
 
     def _hand_over(
         self, offset: StreamOffset, task: KafkaTask, reading: "Future[_BatchRead]"
@@ -345,7 +347,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             self._max_handed = _count_records(offset) // 2
         if result.rows is None or not can_be_taken(result.rows):
             return False
-        commit = partial(_commit, self._options, task.group, result.states)
+        commit = partial(_commit, self._options, task.group, result.clock_texts)
         self._get_driver().note_end(offset, result.ended, commit)
         self.hand_over(result.rows)
         return True
@@ -443,10 +445,10 @@ def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
     return replace(options, connect_timeout_ms=most_ms)
 
 
-def _commit(options: KafkaOptions, group: str, states: _States) -> None:
-    """Commit the states of a batch that this process has read, with the consumer that read it."""
+def _commit(options: KafkaOptions, group: str, clock_texts: _ClockTexts) -> None:
+    """Commit the clocks of a batch that this process has read, with the consumer that read it."""
     with acquire_reader(_extend_connect_timeout(options), group) as reader:
-        reader.commit_state(states)
+        reader.commit_clocks(clock_texts)
 
 
 def read_task(
@@ -457,14 +459,14 @@ def read_task(
     is_batch: bool = False,
     acquire: Callable[[KafkaOptions, str], AbstractContextManager[RangeReader]] = acquire_reader,
     settle: Callable[[], object] = freeze_objects,
-    commit: Callable[[RangeReader, _States], object] = lambda reader, ends: reader.commit_state(
-        ends
+    commit: Callable[[RangeReader, _ClockTexts], object] = lambda reader, ends: (
+        reader.commit_clocks(ends)
     ),
     keep_ends: Callable[[Mapping[Partition, RangeEnd]], object] = dict,
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a task.
 
-    `acquire` borrows a range reader, and `commit` gives the states after the ranges to the group;
+    `acquire` borrows a range reader, and `commit` gives the clocks after the ranges to the group;
     `settle` is called last, unless the task fails, and `keep_ends` before it with the end of every
     range.
     """
@@ -488,7 +490,7 @@ def read_task(
         if task.offset:
             settings = _find_broken_settings() if projection.requests("cti") else {}
             known_ends = _find_known_ends(task.plan, task.offset)
-            states = {
+            clock_texts = {
                 partition: (
                     end,
                     ""
@@ -497,7 +499,7 @@ def read_task(
                 )
                 for partition, end in known_ends.items()
             }
-            commit(reader, states)
+            commit(reader, clock_texts)
     if is_batch:
         finished = {
             partition: (stop, *ended[partition])

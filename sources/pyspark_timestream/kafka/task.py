@@ -40,8 +40,8 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
-from pyspark_timestream.rules.state import (
-    PartitionState,
+from pyspark_timestream.rules.clocks import (
+    PartitionClock,
     TaskWatermark,
     find_early,
     max_known,
@@ -55,7 +55,7 @@ _LOG = logging.getLogger(__name__)
 class RangeEnd(NamedTuple):
     """A partition's clock after a range, and the malformed values and keys in the range."""
 
-    state: PartitionState
+    clock: PartitionClock
     malformed_values: MalformedValues = NO_MALFORMED_VALUES
 
 
@@ -66,7 +66,7 @@ def run_task(
     read_range: ReadRange,
     keep_end: Callable[[Partition, RangeEnd], None],
 ) -> Iterator[pa.RecordBatch]:
-    """Return the rows of the task, and pass the state at each range's end to `keep_end`.
+    """Return the rows of the task, and pass the clock at each range's end to `keep_end`.
 
     Raises:
         ViolationFound: the options let an event or value fail the query.
@@ -95,12 +95,12 @@ class _TaskRun:
         self._projection, self._read_range = projection, read_range
         self._options, self._first = options, (options, required_columns(options, projection))
         self._has_ctis = projection.requests("cti")
-        own_us = tuple(task_range.state.cti_us for task_range in plan.ranges)
+        own_us = tuple(task_range.clock.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us
         self.unshown_us = None if from_us is None else from_us - TICK_US
         shown_us = max_known(plan.emitted_us, self.unshown_us)
         self.watermark = TaskWatermark(own_us, plan.others_us, shown_us)
-        self.range_end = RangeEnd(PartitionState())
+        self.range_end = RangeEnd(PartitionClock())
 
     def show_cti(self, cti_us: int | None, shown_us: int | None) -> Iterator[pa.RecordBatch]:
         """Return a CTI row if the CTI is greater than the one shown already."""
@@ -110,32 +110,32 @@ class _TaskRun:
     def read_range(self, index: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
         """Return the rows of a range; `index` is that of its partition in the task."""
         (self._options, columns), partition = self._first, task_range.offsets.partition
-        state = _find_start_state(self._options, task_range, self._read_range)
+        clock = _find_start_clock(self._options, task_range, self._read_range)
         malformed_values = NO_MALFORMED_VALUES
         for settings, forced_us, offset_range in task_range.split():
             if settings is not None:
-                changed, before_us = self._options.as_of(settings), state.cti_us
-                state = change_clock(state, self._options, changed)
+                changed, before_us = self._options.as_of(settings), clock.cti_us
+                clock = change_clock(clock, self._options, changed)
                 self._options, columns = changed, required_columns(changed, self._projection)
-                if state.cti_us != before_us:
-                    yield from self._prove(index, np.array([state.cti_us]))
+                if clock.cti_us != before_us:
+                    yield from self._prove(index, np.array([clock.cti_us]))
             options = self._options
             if forced_us is not None:
-                state = raise_cti(state, forced_us)
-                yield from self._prove(index, np.array([state.cti_us]))
-            for block in _read_to_end(options, state, offset_range, columns, self._read_range):
-                before = state
+                clock = raise_cti(clock, forced_us)
+                yield from self._prove(index, np.array([clock.cti_us]))
+            for block in _read_to_end(options, clock, offset_range, columns, self._read_range):
+                before = clock
                 with _locate_refusals(partition, block):
-                    state, processed = self._process(state, partition, block)
-                malformed_values += _count_malformed(processed, before, state)
+                    clock, processed = self._process(clock, partition, block)
+                malformed_values += _count_malformed(processed, before, clock)
                 _fail_on_violation(options, processed)
                 _warn_of_marks(options, processed)
                 yield from self._deliver(index, processed)
-                if options.rules.is_at_end(state.cti_us):
+                if options.rules.is_at_end(clock.cti_us):
                     break
-        self.range_end = RangeEnd(state, malformed_values)
+        self.range_end = RangeEnd(clock, malformed_values)
         end_us = task_range.end_cti_us
-        if end_us is not None and (state.cti_us is None or end_us > state.cti_us):
+        if end_us is not None and (clock.cti_us is None or end_us > clock.cti_us):
             yield from self._prove(index, np.array([end_us]))
 
     def _prove(self, index: int, ctis_us: Instants) -> Iterator[pa.RecordBatch]:
@@ -144,17 +144,17 @@ class _TaskRun:
             yield build_cti_rows(self._projection, rows_us)
 
     def _process(
-        self, state: PartitionState, partition: Partition, block: RecordBlock
-    ) -> tuple[PartitionState, ProcessedBlock]:
+        self, clock: PartitionClock, partition: Partition, block: RecordBlock
+    ) -> tuple[PartitionClock, ProcessedBlock]:
         """Apply the rules to a block; one before a replay's start is decoded for the clock only."""
         options, from_us = self._options, self._options.rules.from_us
-        if from_us is not None and (state.cti_us is None or state.cti_us < from_us):
+        if from_us is not None and (clock.cti_us is None or clock.cti_us < from_us):
             payload = read_payload(options, None, block)
-            after, result = step(options.rules, state, payload.events, payload.marks)
+            after, result = step(options.rules, clock, payload.events, payload.marks)
             if result.inside is not None and not result.inside.any():
                 return after, ProcessedBlock(partition, block, payload, result)
         payload = read_payload(options, self._projection, block)
-        after, result = step(options.rules, state, payload.events, payload.marks)
+        after, result = step(options.rules, clock, payload.events, payload.marks)
         return after, ProcessedBlock(partition, block, payload, result)
 
     def _deliver(self, index: int, processed: ProcessedBlock) -> Iterator[pa.RecordBatch]:
@@ -179,7 +179,7 @@ class _TaskRun:
 
 
 def _count_malformed(
-    processed: ProcessedBlock, before: PartitionState, after: PartitionState
+    processed: ProcessedBlock, before: PartitionClock, after: PartitionClock
 ) -> MalformedValues:
     """Count malformed values, and note an offset for each warning: that of the last such record."""
     payload, result = processed.payload, processed.result
@@ -208,13 +208,13 @@ def _count_malformed(
 
 def _read_to_end(
     options: KafkaOptions,
-    state: PartitionState,
+    clock: PartitionClock,
     offset_range: Range,
     columns: ColumnSet,
     read_range: ReadRange,
 ) -> Iterable[RecordBlock]:
     """Return the records of a range; none if the partition has reached `endingCti`."""
-    has_more = offset_range.size and not options.rules.is_at_end(state.cti_us)
+    has_more = offset_range.size and not options.rules.is_at_end(clock.cti_us)
     return read_range(offset_range, columns) if has_more else ()
 
 
@@ -230,36 +230,36 @@ def _locate_refusals(partition: Partition, block: RecordBlock) -> Iterator[None]
         raise error.locate(f"{partition} offset {offset}") from None
 
 
-def _find_start_state(
+def _find_start_clock(
     options: KafkaOptions, task_range: TaskRange, read_range: ReadRange
-) -> PartitionState:
+) -> PartitionClock:
     """Return the clock before the first record to deliver, reading the warm-up range if any."""
     if task_range.warm_up is None:
-        return task_range.state
-    return compute_end_state(options, TaskRange(task_range.warm_up, task_range.state), read_range)
+        return task_range.clock
+    return compute_end_clock(options, TaskRange(task_range.warm_up, task_range.clock), read_range)
 
 
-def compute_end_state(
+def compute_end_clock(
     options: KafkaOptions, task_range: TaskRange, read_range: ReadRange
-) -> PartitionState:
-    """Read the range for the clock only, and return the partition's state after it."""
-    state = task_range.state
+) -> PartitionClock:
+    """Read the range for the clock only, and return the partition's clock after it."""
+    clock = task_range.clock
     for after, _ in follow_clock(options, task_range, read_range):
-        state = after
-    return state
+        clock = after
+    return clock
 
 
 def follow_clock(
     options: KafkaOptions, task_range: TaskRange, read_range: ReadRange
-) -> Iterator[tuple[PartitionState, Instants]]:
+) -> Iterator[tuple[PartitionClock, Instants]]:
     """Return, for each block of the range, the partition's clock after it and the block's CTIs."""
-    state, columns = task_range.state, required_columns(options, None)
-    for block in _read_to_end(options, state, task_range.offsets, columns, read_range):
+    clock, columns = task_range.clock, required_columns(options, None)
+    for block in _read_to_end(options, clock, task_range.offsets, columns, read_range):
         with _locate_refusals(task_range.offsets.partition, block):
             payload = read_payload(options, None, block)
-        state, result = step(options.rules, state, payload.events, payload.marks)
-        yield state, result.cti_us
-        if options.rules.is_at_end(state.cti_us):
+        clock, result = step(options.rules, clock, payload.events, payload.marks)
+        yield clock, result.cti_us
+        if options.rules.is_at_end(clock.cti_us):
             return
 
 

@@ -25,6 +25,7 @@ from pyspark_timestream.core.instants import (
     instant_or_none,
     instant_or_sentinel,
 )
+from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules, WriterState
 from pyspark_timestream.rules.marks import (
     MarkEffects,
     Marks,
@@ -32,7 +33,6 @@ from pyspark_timestream.rules.marks import (
     fold_marks,
     max_in_segments,
 )
-from pyspark_timestream.rules.state import Events, PartitionState, TimeRules, WriterState
 
 _EVENTS_PER_SEARCH: Final = 50
 """One single search costs about as much as this many events in a search for all at once."""
@@ -73,19 +73,19 @@ class _Generator(NamedTuple):
 
 
 def generate_ctis(
-    rules: TimeRules, state: PartitionState, events: CountedEvents, proposals: Proposals
+    rules: TimeRules, clock: PartitionClock, events: CountedEvents, proposals: Proposals
 ) -> GeneratedCtis:
     """Run the generator over a block."""
-    generator = _Generator(instant_or_sentinel(state.cti_us), state.count, state.base_us)
+    generator = _Generator(instant_or_sentinel(clock.cti_us), clock.count, clock.base_us)
     rising = _find_rising(generator.cti_us, proposals)
     if rules.every_events is not None or rules.every_us is not None:
         return _interleave(rules, generator, events, proposals, rising)
     # No generated CTI comes between them, so each rising proposal takes effect.
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     effective[rising] = True
-    count = 0 if len(rising) else state.count
+    count = 0 if len(rising) else clock.count
     cuts, us = proposals.cuts[rising], proposals.us[rising]
-    return GeneratedCtis(cuts - 1, us, count, state.base_us, effective)
+    return GeneratedCtis(cuts - 1, us, count, clock.base_us, effective)
 
 
 def _interleave(
@@ -208,14 +208,14 @@ def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants
 
 
 def fold_written_events(
-    rules: TimeRules, state: PartitionState, events: Events, counted: CountedEvents
+    rules: TimeRules, clock: PartitionClock, events: Events, counted: CountedEvents
 ) -> MarkEffects:
     """Fold the events of a block; each counted event moves its writer's clock."""
-    clock = _accumulate_seen_times(rules, state, events.record_us)
-    marks, generators = _run_writer_clocks(rules, state, events.writers, counted, clock)
-    effects = fold_marks(rules, state, marks, events.record_us, len(events.start_us))
+    newest_us = _accumulate_seen_times(rules, clock, events.record_us)
+    marks, generators = _run_writer_clocks(rules, clock, events.writers, counted, newest_us)
+    effects = fold_marks(rules, clock, marks, events.record_us, len(events.start_us))
     # A writer without events in the block keeps its generator.
-    generators = {**dict(state.writers), **generators}
+    generators = {**dict(clock.writers), **generators}
     writers = []
     for name, writer in effects.writers:
         generator = generators.get(name, writer)
@@ -225,13 +225,13 @@ def fold_written_events(
     no_marks = np.zeros(len(effects.proposals.us), dtype=np.bool_)
     return effects._replace(
         writers=tuple(writers),
-        noted_us=state.noted_us,
+        noted_us=clock.noted_us,
         proposals=effects.proposals._replace(is_mark=no_marks),
     )
 
 
 def _accumulate_seen_times(
-    rules: TimeRules, state: PartitionState, record_us: Instants | None
+    rules: TimeRules, clock: PartitionClock, record_us: Instants | None
 ) -> Instants | None:
     """Return the greatest record timestamp so far at each of n records; None without a timeout.
 
@@ -239,10 +239,10 @@ def _accumulate_seen_times(
     """
     if rules.writer_timeout_us is None or record_us is None:
         return None
-    earlier_us = instant_or_sentinel(state.record_us)
-    clock = np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
-    times_us = clock[clock > NEVER]
-    return np.maximum(clock, times_us[0]) if len(times_us) else None
+    earlier_us = instant_or_sentinel(clock.record_us)
+    newest_us = np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
+    times_us = newest_us[newest_us > NEVER]
+    return np.maximum(newest_us, times_us[0]) if len(times_us) else None
 
 
 class _WrittenEvents(NamedTuple):
@@ -288,21 +288,21 @@ class _Runs(NamedTuple):
 
 def _run_writer_clocks(
     rules: TimeRules,
-    state: PartitionState,
+    clock: PartitionClock,
     writers: pa.Array,
     counted: CountedEvents,
-    clock: Instants | None,
+    newest_us: Instants | None,
 ) -> tuple[Marks, dict[str, WriterState]]:
     """Run every writer's generator over a block, on columns, for any number of writers.
 
-    Cut the events of each writer into runs, and find the triggers of all runs at once. `clock` is
-    from `_accumulate_seen_times`. Return the CTIs as marks, sorted by writer, and the generators of
-    the block's writers.
+    Cut the events of each writer into runs, and find the triggers of all runs at once. `newest_us`
+    is from `_accumulate_seen_times`. Return the CTIs as marks, sorted by writer, and the generators
+    of the block's writers.
     """
     events = _sort_by_writer(writers, counted)
-    names, live = events.names.to_pylist(), dict(state.writers)
+    names, live = events.names.to_pylist(), dict(clock.writers)
     earlier = [live.get(name, WriterState()) for name in names]
-    is_silent = _find_silences(earlier, events, clock, rules.writer_timeout_us)
+    is_silent = _find_silences(earlier, events, newest_us, rules.writer_timeout_us)
     runs = _cut_runs(earlier, events, is_silent)
     triggers, counts, bases_us = _find_run_triggers(rules, runs)
     last_events = np.flatnonzero(np.append(events.is_new[1:], len(events.rows) > 0))
@@ -351,15 +351,17 @@ def _make_marks(rules: TimeRules, events: _WrittenEvents, runs: _Runs, triggers:
 def _find_silences(
     earlier: list[WriterState],
     events: _WrittenEvents,
-    clock: Instants | None,
+    newest_us: Instants | None,
     timeout_us: int | None,
 ) -> Mask:
     """Find the events before which their writer was silent for too long (semantics 4.5)."""
-    if clock is None or timeout_us is None:
+    if newest_us is None or timeout_us is None:
         return np.zeros(len(events.rows), dtype=np.bool_)
-    seen_us = clock[events.rows]
+    seen_us = newest_us[events.rows]
     previous_us = np.roll(seen_us, 1)
-    last_seen_us = [clock[0] if writer.seen_us is None else writer.seen_us for writer in earlier]
+    last_seen_us = [
+        newest_us[0] if writer.seen_us is None else writer.seen_us for writer in earlier
+    ]
     first_codes = events.codes[events.is_new]
     previous_us[events.is_new] = np.array(last_seen_us, dtype=np.int64)[first_codes]
     is_silent: Mask = seen_us > previous_us + timeout_us

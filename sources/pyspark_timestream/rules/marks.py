@@ -23,7 +23,7 @@ from pyspark_timestream.core.instants import (
     instant_or_none,
     instant_or_sentinel,
 )
-from pyspark_timestream.rules.state import PartitionState, TimeRules, WriterState
+from pyspark_timestream.rules.clocks import PartitionClock, TimeRules, WriterState
 
 _NO_INTERVAL: Final = np.iinfo(np.int64).max
 _MAX_SHIFTED: Final = 2**62
@@ -131,7 +131,7 @@ class MarkEffects(NamedTuple):
     """The effects of a block's marks and closes.
 
     Attributes:
-        writers, noted_us, record_us, first_us, begun: as in PartitionState, after the block.
+        writers, noted_us, record_us, first_us, begun: as in PartitionClock, after the block.
         proposals: for the generator.
         unreadable: the rows of marks that cannot be read.
         window: the rows' time windows; None if the rules ask for none.
@@ -148,46 +148,46 @@ class MarkEffects(NamedTuple):
 
 
 def fold_marks(
-    rules: TimeRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
+    rules: TimeRules, clock: PartitionClock, marks: Marks, record_us: Instants | None, rows: int
 ) -> MarkEffects:
     """Fold the marks and closes of `rows` records; only a timeout or grace needs `record_us`."""
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
-    clock = _accumulate_record_times(rules, state, record_us)
-    seen_times = _NO_INSTANTS if clock is None else clock[clock > NEVER]
-    first_us = state.first_us
+    newest_us = _accumulate_record_times(rules, clock, record_us)
+    seen_times = _NO_INSTANTS if newest_us is None else newest_us[newest_us > NEVER]
+    first_us = clock.first_us
     if rules.writer_grace_us is not None and first_us is None and len(seen_times):
         first_us = int(seen_times[0])
-    silence_clock = None if rules.writer_timeout_us is None else clock
+    silence_clock = None if rules.writer_timeout_us is None else newest_us
     seen_from_us = None if silence_clock is None or not len(seen_times) else int(seen_times[0])
-    begins = bool(rows and rules.writers and not state.begun)
-    live = dict(state.writers) | {name: WriterState() for name in rules.writers if begins}
+    begins = bool(rows and rules.writers and not clock.begun)
+    live = dict(clock.writers) | {name: WriterState() for name in rules.writers if begins}
     changes = _list_changes(live, marks, silence_clock, seen_from_us)
-    if clock is None and not len(marks.rows) and not rules.time_window:
+    if newest_us is None and not len(marks.rows) and not rules.time_window:
         rows = 0  # Without marks, timeouts and windows the records themselves do not matter.
     ends = _find_ends(changes, silence_clock, rules.writer_timeout_us, rows)
     intervals = _find_intervals(changes, ends, rows)
     noted_marks = changes.us[changes.is_mark & changes.has_name & (changes.keys != _BEFORE_BLOCK)]
-    earlier_noted_us = instant_or_sentinel(state.noted_us)
+    earlier_noted_us = instant_or_sentinel(clock.noted_us)
     return MarkEffects(
         writers=intervals.live,
         noted_us=instant_or_none(max(earlier_noted_us, int(noted_marks.max(initial=NEVER)))),
-        record_us=int(seen_times[-1]) if len(seen_times) else state.record_us,
+        record_us=int(seen_times[-1]) if len(seen_times) else clock.record_us,
         first_us=first_us,
-        begun=state.begun or begins,
-        proposals=_propose(intervals, _find_end_of_grace(rules, state, clock, first_us)),
+        begun=clock.begun or begins,
+        proposals=_propose(intervals, _find_end_of_grace(rules, clock, newest_us, first_us)),
         unreadable=marks.rows[marks.marked & ~marks.readable],
         window=_compute_window(changes, intervals, earlier_noted_us) if rules.time_window else None,
     )
 
 
 def _accumulate_record_times(
-    rules: TimeRules, state: PartitionState, record_us: Instants | None
+    rules: TimeRules, clock: PartitionClock, record_us: Instants | None
 ) -> Instants | None:
     """Return the greatest record timestamp so far at each record; None if no rule needs it."""
     if not rules.needs_record_times or record_us is None:
         return None
-    earlier_us = instant_or_sentinel(state.record_us)
+    earlier_us = instant_or_sentinel(clock.record_us)
     return np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
 
 
@@ -241,7 +241,10 @@ class _Intervals(NamedTuple):
 
 
 def _list_changes(
-    live: Mapping[str, WriterState], marks: Marks, clock: Instants | None, first_us: int | None
+    live: Mapping[str, WriterState],
+    marks: Marks,
+    newest_us: Instants | None,
+    first_us: int | None,
 ) -> _Changes:
     """List the changes; a writer without a known timestamp gets the block's first one."""
     encoded = marks.writers.dictionary_encode()
@@ -254,8 +257,8 @@ def _list_changes(
     marked = np.flatnonzero(marks.marked & marks.readable)
     closed = np.flatnonzero(marks.closes & (writer_codes != unnamed))
     marked_seen_us = np.full(len(marked), NEVER)
-    if clock is not None and first_us is not None:
-        marked_seen_us = np.maximum(clock[marks.rows[marked]], first_us)
+    if newest_us is not None and first_us is not None:
+        marked_seen_us = np.maximum(newest_us[marks.rows[marked]], first_us)
     live_us = [instant_or_sentinel(writer.mark_us) for writer in live.values()]
     live_seen_us = [
         instant_or_sentinel(first_us if writer.seen_us is None else writer.seen_us)
@@ -281,15 +284,15 @@ def _list_changes(
 
 
 def _find_ends(
-    changes: _Changes, clock: Instants | None, timeout_us: int | None, rows: int
+    changes: _Changes, newest_us: Instants | None, timeout_us: int | None, rows: int
 ) -> Instants:
     """Find the key at which each change ends: the writer's next change or its silence (4.5)."""
     ends = np.full(len(changes.keys), 3 * rows)
     has_next = changes.codes[1:] == changes.codes[:-1]
     ends[:-1][has_next] = changes.keys[1:][has_next]
-    if clock is None or timeout_us is None:
+    if newest_us is None or timeout_us is None:
         return ends
-    silent_rows = np.searchsorted(clock, changes.seen_us + timeout_us, side="right")
+    silent_rows = np.searchsorted(newest_us, changes.seen_us + timeout_us, side="right")
     silent_rows[changes.seen_us == NEVER] = rows
     first_ends: Instants = np.minimum(ends, 3 * silent_rows)
     return first_ends
@@ -332,17 +335,17 @@ def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
 
 
 def _find_end_of_grace(
-    rules: TimeRules, state: PartitionState, clock: Instants | None, first_us: int | None
+    rules: TimeRules, clock: PartitionClock, newest_us: Instants | None, first_us: int | None
 ) -> int | None:
     """Find the record before which the grace ends: -1 before the block, None after it."""
     if rules.writer_grace_us is None:
         return -1
-    if first_us is None or clock is None:
+    if first_us is None or newest_us is None:
         return None
-    if state.record_us is not None and state.record_us - first_us >= rules.writer_grace_us:
+    if clock.record_us is not None and clock.record_us - first_us >= rules.writer_grace_us:
         return -1
-    row = int(np.searchsorted(clock, first_us + rules.writer_grace_us))
-    return row if row < len(clock) else None
+    row = int(np.searchsorted(newest_us, first_us + rules.writer_grace_us))
+    return row if row < len(newest_us) else None
 
 
 def _propose(intervals: _Intervals, grace_end: int | None) -> Proposals:

@@ -15,7 +15,7 @@ this order:
 A CTI takes effect only if it is greater than the one in force. The policy for late events never
 influences the clock: a dropped event counts too, and an adjusted one drives the clock with its
 received time. So `step` computes the clock of a whole block first, and the violations after it.
-`step` is a fold: any split of the records into calls gives the same results, CTIs and end state.
+`step` is a fold: any split of the records into calls gives the same results, CTIs and end clock.
 
 A replay from T to U (7.7) delivers the rows of the full run with a time in [T, U). Each partition
 ends right after the record at which its CTI reaches U, and that CTI then becomes exactly U. Every
@@ -41,6 +41,15 @@ from pyspark_timestream.core.instants import (
     instant_or_sentinel,
 )
 from pyspark_timestream.core.policies import FUTURE_POLICIES, LATE_COUNTERS, POLICIES, Action
+from pyspark_timestream.rules.clocks import (
+    MAX_LEAD_US,
+    OLD_US,
+    Clues,
+    Events,
+    PartitionClock,
+    TimeRules,
+    find_early,
+)
 from pyspark_timestream.rules.generator import (
     CountedEvents,
     GeneratedCtis,
@@ -53,15 +62,6 @@ from pyspark_timestream.rules.marks import (
     Proposals,
     Window,
     fold_marks,
-)
-from pyspark_timestream.rules.state import (
-    MAX_LEAD_US,
-    OLD_US,
-    Clues,
-    Events,
-    PartitionState,
-    TimeRules,
-    find_early,
 )
 
 LATE: Final = 1
@@ -138,27 +138,27 @@ class BlockResult:
 
 
 def step(
-    rules: TimeRules, state: PartitionState, events: Events, marks: Marks = NO_MARKS
-) -> tuple[PartitionState, BlockResult]:
+    rules: TimeRules, clock: PartitionClock, events: Events, marks: Marks = NO_MARKS
+) -> tuple[PartitionClock, BlockResult]:
     """Apply the rules to `events` and `marks`, and advance the clock.
 
     Raises:
         ValueError: the columns of `marks` differ in length.
     """
-    if rules.is_at_end(state.cti_us):
-        return state, _leave_out_all(rules, events)
-    end_state, result = _fold(rules, state, events, marks)
+    if rules.is_at_end(clock.cti_us):
+        return clock, _leave_out_all(rules, events)
+    end_clock, result = _fold(rules, clock, events, marks)
     until_us = rules.until_us
-    if until_us is None or not rules.is_at_end(end_state.cti_us):
-        return end_state, result
+    if until_us is None or not rules.is_at_end(end_clock.cti_us):
+        return end_clock, result
     last_cti = int(np.searchsorted(result.cti_us, until_us))
     stop = int(result.cti_index[last_cti]) + 1
     # Fold again, only up to the record at which the CTI reaches the end.
-    end_state, cut = _fold(rules, state, _cut_events(events, stop), _cut_marks(marks, stop))
+    end_clock, cut = _fold(rules, clock, _cut_events(events, stop), _cut_marks(marks, stop))
     # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
-    end_state = dataclasses.replace(end_state, cti_us=until_us, ctis=state.ctis + last_cti + 1)
+    end_clock = dataclasses.replace(end_clock, cti_us=until_us, ctis=clock.ctis + last_cti + 1)
     is_before = np.arange(len(result.keep)) < stop
-    return end_state, dataclasses.replace(
+    return end_clock, dataclasses.replace(
         result,
         keep=result.keep & is_before,
         cti_index=result.cti_index[: last_cti + 1],
@@ -171,7 +171,7 @@ def step(
 
 def _leave_out_all(rules: TimeRules, events: Events) -> BlockResult:
     """Return the result for records after the partition's end."""
-    _, result = _fold(rules, PartitionState(), events, NO_MARKS)
+    _, result = _fold(rules, PartitionClock(), events, NO_MARKS)
     no_rows = np.zeros(len(result.keep), dtype=np.bool_)
     return dataclasses.replace(
         result,
@@ -204,16 +204,16 @@ class _ClockResult(NamedTuple):
 
 
 def _fold(
-    rules: TimeRules, state: PartitionState, events: Events, marks: Marks
-) -> tuple[PartitionState, BlockResult]:
+    rules: TimeRules, clock: PartitionClock, events: Events, marks: Marks
+) -> tuple[PartitionClock, BlockResult]:
     """Fold a block without regard to the partition's end."""
     times, well_formed, malformed = check_times(events)
     beyond = _find_beyond_max_future(rules, events, times)
     is_counted = well_formed if events.is_end is None else well_formed & ~events.is_end
     rows = np.flatnonzero(is_counted if beyond is None else is_counted & ~beyond)
-    clock = _advance_clock(rules, state, events, marks, CountedEvents(rows, times[rows]))
-    effects, generated = clock
-    in_force_us = _spread_ctis(state.cti_us, generated.index, generated.us, len(times))
+    clock_result = _follow_records(rules, clock, events, marks, CountedEvents(rows, times[rows]))
+    effects, generated = clock_result
+    in_force_us = _spread_ctis(clock.cti_us, generated.index, generated.us, len(times))
     result = BlockResult(
         keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
         violation=np.zeros(len(times), dtype=np.uint8),
@@ -244,8 +244,8 @@ def _fold(
         "ignored_ctis": len(effects.unreadable) + _count(ineffective_marks),
         **late_counts,
     }
-    clues = _add_clues(state.clues, rules.delay_us, result, events.record_us)
-    return _advance_state(state, clock, result, counts, clues), result
+    clues = _add_clues(clock.clues, rules.delay_us, result, events.record_us)
+    return _advance_clock(clock, clock_result, result, counts, clues), result
 
 
 def _limit_to_replay_window(rules: TimeRules, result: BlockResult) -> tuple[BlockResult, int]:
@@ -257,30 +257,30 @@ def _limit_to_replay_window(rules: TimeRules, result: BlockResult) -> tuple[Bloc
     return dataclasses.replace(result, keep=result.keep & inside, inside=inside), outside_count
 
 
-def _advance_state(
-    state: PartitionState,
-    clock: _ClockResult,
+def _advance_clock(
+    clock: PartitionClock,
+    clock_result: _ClockResult,
     result: BlockResult,
     counts: Mapping[str, int],
     clues: Clues,
-) -> PartitionState:
-    """Return the state after a block from the one before it; add `counts` to its counters."""
-    effects, generated = clock
+) -> PartitionClock:
+    """Return the clock after a block from the one before it; add `counts` to its counters."""
+    effects, generated = clock_result
     well_formed_rows = np.flatnonzero(result.well_formed)
     return dataclasses.replace(
-        state,
+        clock,
         clues=clues,
-        cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
+        cti_us=int(generated.us[-1]) if len(generated.us) else clock.cti_us,
         count=generated.count,
         base_us=generated.base_us,
-        last_us=int(result.times[well_formed_rows[-1]]) if len(well_formed_rows) else state.last_us,
+        last_us=int(result.times[well_formed_rows[-1]]) if len(well_formed_rows) else clock.last_us,
         writers=effects.writers,
         noted_us=effects.noted_us,
         record_us=effects.record_us,
         first_us=effects.first_us,
         begun=effects.begun,
         # A test checks that each late counter of the table of policies is a field.
-        **{name: getattr(state, name) + count for name, count in counts.items()},
+        **{name: getattr(clock, name) + count for name, count in counts.items()},
     )
 
 
@@ -312,32 +312,32 @@ def _find_beyond_max_future(rules: TimeRules, events: Events, times: Instants) -
     return is_beyond
 
 
-def _advance_clock(
+def _follow_records(
     rules: TimeRules,
-    state: PartitionState,
+    clock: PartitionClock,
     events: Events,
     marks: Marks,
     counted: CountedEvents,
 ) -> _ClockResult:
-    """Advance the clock by the marks and the counted events."""
+    """Find the CTIs that the marks and the counted events of a block bring."""
     if events.writers is None and not len(marks.rows) and not rules.follows_writers:
         effects = MarkEffects(
-            state.writers,
-            state.noted_us,
-            state.record_us,
-            state.first_us,
-            state.begun,
+            clock.writers,
+            clock.noted_us,
+            clock.record_us,
+            clock.first_us,
+            clock.begun,
             _NO_PROPOSALS,
             _NO_INSTANTS,
             window=None,
         )
     elif events.writers is None:
-        effects = fold_marks(rules, state, marks, events.record_us, len(events.start_us))
+        effects = fold_marks(rules, clock, marks, events.record_us, len(events.start_us))
     else:
-        effects = fold_written_events(rules, state, events, counted)
+        effects = fold_written_events(rules, clock, events, counted)
         # The writers' own generators made the CTIs; the partition generates none (4.8).
         rules = dataclasses.replace(rules, every_events=None, every_us=None)
-    return _ClockResult(effects, generate_ctis(rules, state, counted, effects.proposals))
+    return _ClockResult(effects, generate_ctis(rules, clock, counted, effects.proposals))
 
 
 def _spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:

@@ -230,7 +230,7 @@ def group_metadata() -> Target:
         found = decode_group_metadata(OFFSETS[0], part, case)
         assert find_mistake(found) is None, found
         Entry.decode(5, case)
-        return "right" if found == right else "empty" if found.state is None else "other"
+        return "right" if found == right else "empty" if found.clock is None else "other"
 
     return Target(make, run)
 

@@ -27,7 +27,7 @@ from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.registry import fix_readers, load_schemas
 from pyspark_timestream.kafka.task import run_task
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 NOON_MS: Final = 1_704_110_400_000
 AVRO: Final = {
@@ -196,7 +196,7 @@ def read_records(case: Records, cuts: list[int]) -> Any:
         for begin, end in itertools.pairwise(edges)
         if end > begin
     ]  # fmt: skip
-    plan = TaskPlan((TaskRange(Range(at(0), 0, number), PartitionState()),))
+    plan = TaskPlan((TaskRange(Range(at(0), 0, number), PartitionClock()),))
     tables = list(run_task(given, wanted, plan, lambda *_: pieces, ended.__setitem__))
     rows = pa.Table.from_batches(tables, wanted.schema)
     rows.validate(full=True)

@@ -97,7 +97,7 @@ class ChainOracle:
         for each in joining | new | (self.lost - idle):
             self.clocks[each].lift(self.stream)
         for each, one in batch.partitions.items():
-            clock, state = self.clocks[each], one.state
+            clock, state = self.clocks[each], one.clock
             told = state.events, state.dropped + state.flagged, state.ctis, state.cti_us
             known = clock.events, clock.late, clock.ctis, clock.cti
             assert told == known, f"batch {batch.number}, {each}: the clock is {told}, not {known}"

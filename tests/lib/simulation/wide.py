@@ -274,12 +274,12 @@ class WideOracle(ChainOracle):
         self.moved = set(self.reached)
         for each, one in batch.partitions.items():
             clock, kept = self.clocks.get(each), self.before.get(each)
-            told_now = one.state.events, one.state.ctis
+            told_now = one.clock.events, one.clock.ctis
             is_robbed = batch.number - 1 in self.world.robbed
             if clock and kept and (is_robbed or told_now != (clock.events, clock.ctis)):
                 # No task's state was there, and no record to read again (8.3): what the last batch
                 # has shown is not known any more.
-                assert told_now == (kept.events, kept.ctis), f"{each} begins with {one.state}"
+                assert told_now == (kept.events, kept.ctis), f"{each} begins with {one.clock}"
                 self.clocks[each] = kept
                 self.lost.add(each)
         if self.lost:

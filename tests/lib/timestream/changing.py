@@ -122,7 +122,7 @@ class Changing:
         return found
 
     def _lend(self, *_: object):
-        return nullcontext(SimpleNamespace(read=self.logs.read, commit_state=lambda _: None))
+        return nullcontext(SimpleNamespace(read=self.logs.read, commit_clocks=lambda _: None))
 
     def offset(self, place: int = -1) -> StreamOffset:
         return StreamOffset.from_json(json.loads(self.offsets[place]))

@@ -11,8 +11,8 @@ from timestream.oracle import Event, Failed, Record
 
 from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.core.policies import FUTURE_POLICIES, POLICIES
+from pyspark_timestream.rules.clocks import PartitionClock, TimeRules
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import PartitionState, TimeRules
 from pyspark_timestream.rules.step import VIOLATIONS, step
 
 NAMES = ("", "a", "b", "c")
@@ -71,9 +71,9 @@ def stepped(shape, policy, how, topic, cuts=()):
         from_us=how.get("lower"), until_us=how.get("upper"),
     )  # fmt: skip
     nothing = Event("interval" if shape == "interval" else "point", None)
-    state, out, windows = PartitionState(), [], []
+    clock, out, windows = PartitionClock(), [], []
     for first, stop in itertools.pairwise([0, *sorted(cuts), len(topic)]):
-        state = PartitionState.from_json(json.loads(json.dumps(state.to_json())))
+        clock = PartitionClock.from_json(json.loads(json.dumps(clock.to_json())))
         some = topic[first:stop]
         block = columns(shape, [r.event or nothing for r in some])
         block = type(block)(
@@ -84,7 +84,7 @@ def stepped(shape, policy, how, topic, cuts=()):
             np.array([r.event is not None for r in some], dtype=np.bool_),
             np.array([NEVER if r.stamp is None else r.stamp for r in some], dtype=np.int64),
         )
-        state, said = step(rules, state, block, marks(some))
+        clock, said = step(rules, clock, block, marks(some))
         if said.failure is not None:
             fail = said.failure
             time = None if fail.kind in ("malformed", "mark") else fail.event_us
@@ -101,7 +101,7 @@ def stepped(shape, policy, how, topic, cuts=()):
             out += [("cti", us) for index, us in ctis if index == i]
         bounds = zip(said.window.lower_us.tolist(), said.window.upper_us.tolist(), strict=True)
         windows += [tuple(None if us == NEVER else us for us in both) for both in bounds]
-    return out, state, windows
+    return out, clock, windows
 
 
 def mark(time, writer="", **more):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 from timestream.oracle import Event
 
-from pyspark_timestream.rules.state import Events
+from pyspark_timestream.rules.clocks import Events
 
 times = st.integers(0, 12)
 

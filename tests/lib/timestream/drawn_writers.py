@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from timestream.oracle import FINAL
 
 from pyspark_timestream.core.instants import NEVER
-from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules
 from pyspark_timestream.rules.step import step
 
 instants = st.integers(0, 20)
@@ -43,9 +43,9 @@ def stepped(how, some, cuts=()):
         how.get("future"), how.get("writers", ()), how.get("timeout"),
         writer_grace_us=how.get("grace"), from_us=how.get("lower"), until_us=how.get("upper"),
     )  # fmt: skip
-    state, ctis, late = PartitionState(), [], []
+    clock, ctis, late = PartitionClock(), [], []
     for first, stop in itertools.pairwise([0, *sorted(cuts), len(some)]):
-        state = PartitionState.from_json(json.loads(json.dumps(state.to_json())))
+        clock = PartitionClock.from_json(json.loads(json.dumps(clock.to_json())))
         names, times, stamps = zip(*some[first:stop], strict=True) if stop > first else ((),) * 3
         readable = np.array([time is not None for time in times], dtype=np.bool_)
         events = Events(
@@ -54,8 +54,8 @@ def stepped(how, some, cuts=()):
             record_us=np.array([NEVER if at is None else at for at in stamps], dtype=np.int64),
             writers=pa.array(names, pa.string()),
         )
-        state, said = step(given_rules, state, events)
+        clock, said = step(given_rules, clock, events)
         places = said.cti_index + first
         ctis += zip(places.tolist(), said.cti_us.tolist(), strict=True)
         late += (np.flatnonzero(readable & ~said.keep) + first).tolist()
-    return (ctis, late, state.cti_us), state
+    return (ctis, late, clock.cti_us), clock

@@ -71,7 +71,7 @@ class Driven:
             lambda: int(self.now_s * 1e6),
             unreadable,
         )
-        self.driver._read_again = lambda offset, span: offset.partitions[span.partition].state
+        self.driver._read_again = lambda offset, span: offset.partitions[span.partition].clock
         self.offset = INITIAL_OFFSET
 
     def plan(self, cap: int | None = None) -> dict[int, tuple[int, int]] | None:

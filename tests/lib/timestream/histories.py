@@ -7,7 +7,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
     StreamOffset,
 )
-from pyspark_timestream.rules.state import PartitionState, WriterState, min_cti
+from pyspark_timestream.rules.clocks import PartitionClock, WriterState, min_cti
 
 NOON = 1_704_110_400_000_000
 """2024-01-01T12:00:00Z, in application time and on the wall clock of batch 0."""
@@ -24,7 +24,7 @@ MARKS = {"ctiHeader": "cti"}
 def state(second=None, events=20, **more):
     """A clock at NOON plus so many seconds, whose last event is at its CTI unless told."""
     cti_us = None if second is None else NOON + second * SECOND
-    return PartitionState(**{"cti_us": cti_us, "events": events, "last_us": cti_us, **more})
+    return PartitionClock(**{"cti_us": cti_us, "events": events, "last_us": cti_us, **more})
 
 
 def share(clock, size=0, first=100, **more):
@@ -40,7 +40,7 @@ def history(*batches, settings=COUNT, left=0, **more):
     for number, shares in enumerate(batches):
         partitions = {at(n): each for n, each in enumerate(shares)}
         ends = {} if left is None else {p: s.end_exclusive + left for p, s in partitions.items()}
-        cti_us = min_cti(s.state.cti_us for s in shares if not s.idle)
+        cti_us = min_cti(s.clock.cti_us for s in shares if not s.idle)
         offset = StreamOffset("me", settings, 1, partitions, number, cti_us, **more)
         moments.append(BatchRecord(NOON + number * SECOND, offset, ends))
     return tuple(moments)

@@ -9,13 +9,13 @@ from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import min_cti
+from pyspark_timestream.rules.clocks import min_cti
 
 
 def offset_of(shares, number=0, topic="trips", given=COUNT, **more):
     """The offset of a batch whose partitions 0, 1, ... are `shares`."""
     partitions = {Partition(topic, n): each for n, each in enumerate(shares)}
-    cti_us = min_cti(each.state.cti_us for each in shares if not each.idle)
+    cti_us = min_cti(each.clock.cti_us for each in shares if not each.idle)
     return StreamOffset("me", given, 1, partitions, number, cti_us, **more)
 
 

@@ -33,7 +33,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 )
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange
-from pyspark_timestream.kafka.task import compute_end_state, run_task
+from pyspark_timestream.kafka.task import compute_end_clock, run_task
 
 TIMEOUT = 3
 
@@ -284,8 +284,8 @@ class World:
         partition_offset = previous.partitions[partition]
         span = next(s for s in previous.ranges() if s.partition == partition)
         if not span.size:
-            return partition_offset.state
-        return compute_end_state(self.options, TaskRange(span, partition_offset.state), self.read)
+            return partition_offset.clock
+        return compute_end_clock(self.options, TaskRange(span, partition_offset.clock), self.read)
 
     def read(self, span, _needs):
         # The group outlives a partition: what a task left there of a deleted one is still found.
@@ -316,7 +316,7 @@ class World:
             n for n, partition_offset in partition_offsets.items() if partition_offset.idle
         } == oracle.idle
         assert {
-            n: partition_offset.state.cti_us for n, partition_offset in partition_offsets.items()
+            n: partition_offset.clock.cti_us for n, partition_offset in partition_offsets.items()
         } == {
             n: None if clock.cti is None else clock.cti * 1000 for n, clock in oracle.clocks.items()
         }

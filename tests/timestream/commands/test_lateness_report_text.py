@@ -7,14 +7,14 @@ import numpy as np
 
 from pyspark_timestream.commands.lateness_report import format_report, to_json
 from pyspark_timestream.commands.measure_lateness import (
-    DelayClock,
     DelayResult,
+    DelayTrial,
     Lateness,
     Waits,
     build_table,
 )
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 MINUTE_US = 60_000_000
 OPTIONS = {
@@ -26,9 +26,9 @@ OPTIONS = {
 def delayed(minutes: float, late: list[int], behind: int | None, waits=()) -> DelayResult:
     found = DelayResult(int(minutes * MINUTE_US))
     for number, count in enumerate(late):
-        state = PartitionState(events=5_000, flagged=count, ctis=9)
-        clock = DelayClock(state, behind, Waits().add(np.array(waits, dtype=np.int64)))
-        found = found.add(Partition("trips", number), clock)
+        state = PartitionClock(events=5_000, flagged=count, ctis=9)
+        trial = DelayTrial(state, behind, Waits().add(np.array(waits, dtype=np.int64)))
+        found = found.add(Partition("trips", number), trial)
     return found
 
 

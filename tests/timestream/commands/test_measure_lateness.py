@@ -6,13 +6,13 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark_timestream.rules.trials import PartitionClock
 from timestream.builders import at, block, options
 
-from pyspark_timestream.commands.measure_lateness import DelayClock, follow_partition
+from pyspark_timestream.commands.measure_lateness import DelayTrial, follow_partition
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.ranges import Range, TaskRange
-from pyspark_timestream.kafka.task import compute_end_state
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.kafka.task import compute_end_clock
 
 DELAYS_US = (0, 1_000, 3_000, 8_000)
 MARKED = {"ctiHeader": "cti", "writers": "a", "writerTimeout": "6 ms"}
@@ -55,10 +55,10 @@ def given_options(how, **more):
     return options(**fixed, **(MARKED if "marks" in how else {}), startTime="field:t", **more)
 
 
-def seen(clock: DelayClock):
+def seen(trial: DelayTrial):
     return (
-        clock.state, clock.most_late_us, clock.waits.counts.tolist(), clock.waits.greatest_ms,
-        clock.count_waiting(), clock.record_us,
+        trial.clock, trial.most_late_us, trial.waits.counts.tolist(), trial.waits.greatest_ms,
+        trial.count_waiting(), trial.record_us,
     )  # fmt: skip
 
 
@@ -68,12 +68,12 @@ def test_each_delay_ends_as_a_query_with_it_and_any_split_is_the_same(given, how
     blocks = cut(build(given), cuts)
     found = follow_partition(given_options(how), DELAYS_US, 1, blocks)
     whole = follow_partition(given_options(how), DELAYS_US, 1, [build(given)])
-    assert list(map(seen, found.clocks)) == list(map(seen, whole.clocks))
+    assert list(map(seen, found.trials)) == list(map(seen, whole.trials))
     assert (found.first_us, found.last_us) == (whole.first_us, whole.last_us)
-    task = TaskRange(Range(at(0), 0, len(given)), PartitionState())
-    for delay_us, clock in zip(DELAYS_US, found.clocks, strict=True):
+    task = TaskRange(Range(at(0), 0, len(given)), PartitionClock())
+    for delay_us, trial in zip(DELAYS_US, found.trials, strict=True):
         query = given_options(how, ctiDelay=f"{delay_us} us", violationPolicy="flag")
-        assert clock.state == compute_end_state(query, task, lambda span, needs: blocks)
+        assert trial.clock == compute_end_clock(query, task, lambda span, needs: blocks)
 
 
 def test_timestamps_that_are_missing_widen_nothing() -> None:
@@ -81,15 +81,15 @@ def test_timestamps_that_are_missing_widen_nothing() -> None:
     some = block(b"{}", timestamps_ms=[7])
     found = follow_partition(given_options({"ctiFrequency": "1"}), (0,), 1, [none, some, none])
     assert (found.first_us, found.last_us) == (7_000, 7_000)
-    assert found.clocks[0].state.malformed == 5
+    assert found.trials[0].clock.malformed == 5
 
 
 def test_a_mark_in_the_record_of_a_late_event_makes_it_no_later() -> None:
     values = [b'{"t": 10}', b'{"t": 4}']
     marked = block(*values, timestamps_ms=[0, 1], headers=[None, [("cti", b"30")]])
     how = options(startTime="field:t", ctiFrequency="1", ctiHeader="cti")
-    (clock,) = follow_partition(how, (0,), 1, [marked]).clocks
-    assert (clock.state.flagged, clock.most_late_us, clock.state.cti_us) == (1, 6_000, 30_000)
+    (trial,) = follow_partition(how, (0,), 1, [marked]).trials
+    assert (trial.clock.flagged, trial.most_late_us, trial.clock.cti_us) == (1, 6_000, 30_000)
 
 
 @pytest.mark.parametrize("cuts", [[], [4], [1, 2, 3, 4]])
@@ -102,6 +102,6 @@ def test_a_silence_passes_events_right_after_the_record_before_it(cuts) -> None:
         headers=[mark(b"1", b"a"), mark(b"9", b"b"), None, mark(b"9", b"b"), None],
     )  # fmt: skip
     how = given_options({"ctiFrequency": "100", "marks": ""})
-    (clock,) = follow_partition(how, (0,), 1, cut(whole, cuts)).clocks
+    (trial,) = follow_partition(how, (0,), 1, cut(whole, cuts)).trials
     # At 8 ms writer a has been silent for too long: the CTI of b, 9, comes right after 4 ms.
-    assert (clock.state.cti_us, clock.waits.greatest_ms, clock.count_waiting()) == (9_000, 2, 1)
+    assert (trial.clock.cti_us, trial.waits.greatest_ms, trial.count_waiting()) == (9_000, 2, 1)

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark_timestream.rules.trials import Events, TimeRules
 from timestream.oracle import Event, Record, run
 
-from pyspark_timestream.commands.measure_lateness import DelayClock, advance, make_block
+from pyspark_timestream.commands.measure_lateness import DelayTrial, advance, make_block
 from pyspark_timestream.core.instants import NEVER
-from pyspark_timestream.rules.state import Events, TimeRules
 from pyspark_timestream.rules.step import NO_MARKS
 
 MS = 1_000
@@ -19,12 +19,12 @@ frequencies = st.sampled_from([{"every": 1}, {"every": 1}, {"every": 3}, {"span"
 splits = st.lists(st.integers(0, 24), max_size=4)
 
 
-def follow(given, how, delay, cuts=(), sampled_every=1, future=None) -> DelayClock:
+def follow(given, how, delay, cuts=(), sampled_every=1, future=None) -> DelayTrial:
     rules = TimeRules(
         policy="flag", every_events=how.get("every"), every_us=how.get("span"), delay_us=delay,
         max_future_us=future,
     )  # fmt: skip
-    clock = DelayClock()
+    trial = DelayTrial()
     bounds = sorted({0, len(given), *(min(cut, len(given)) for cut in cuts)})
     for first, stop in itertools.pairwise(bounds):
         some = given[first:stop]
@@ -33,8 +33,8 @@ def follow(given, how, delay, cuts=(), sampled_every=1, future=None) -> DelayClo
         record_us = np.array([NEVER if s is None else s * MS for _, s in some], dtype=np.int64)
         events = Events(time, known, record_us=record_us)
         block = make_block(events, NO_MARKS, record_us, first, sampled_every)
-        clock = advance(rules, clock, block)
-    return clock
+        trial = advance(rules, trial, block)
+    return trial
 
 
 def watch(given, how, delay, future=None):
@@ -65,17 +65,17 @@ def watch(given, how, delay, future=None):
     return late, behind, sorted(waits), waiting
 
 
-def seen(clock: DelayClock):
-    counts = np.flatnonzero(clock.waits.counts)
-    waits = np.repeat(counts, clock.waits.counts[counts]).tolist()
-    return clock.state.flagged, clock.most_late_us, waits, clock.count_waiting()
+def seen(trial: DelayTrial):
+    counts = np.flatnonzero(trial.waits.counts)
+    waits = np.repeat(counts, trial.waits.counts[counts]).tolist()
+    return trial.clock.flagged, trial.most_late_us, waits, trial.count_waiting()
 
 
 @settings(deadline=None)
 @given(records, frequencies, st.integers(0, 6), splits, st.none() | st.integers(0, 4))
 def test_a_clock_sees_what_a_loop_over_records_sees(given, how, delay, cuts, future) -> None:
-    clock = follow(given, how, delay, cuts, future=future)
-    assert seen(clock) == watch(given, how, delay, future)
+    trial = follow(given, how, delay, cuts, future=future)
+    assert seen(trial) == watch(given, how, delay, future)
 
 
 @settings(deadline=None)
@@ -84,7 +84,7 @@ def test_no_split_into_blocks_changes_a_clock(given, how, delay, cuts, sampled_e
     whole = follow(given, how, delay, (), sampled_every)
     split = follow(given, how, delay, cuts, sampled_every)
     assert seen(split) == seen(whole)
-    assert split.state == whole.state
+    assert split.clock == whole.clock
     assert split.record_us == whole.record_us
 
 
@@ -95,18 +95,18 @@ def test_a_delay_of_the_largest_lateness_is_the_least_without_late_rows(
 ) -> None:
     largest = follow(given, how, 0, (), sampled_every).most_late_us
     if largest is not None:
-        assert follow(given, how, largest).state.flagged == 0
-        assert follow(given, how, largest - 1).state.flagged > 0
+        assert follow(given, how, largest).clock.flagged == 0
+        assert follow(given, how, largest - 1).clock.flagged > 0
 
 
 def test_an_event_waits_from_its_record_to_the_one_that_moves_the_cti_past_it() -> None:
     # At delay 2 the CTIs are 8, 9 and 11: the first passes nothing, the last passes 10.
-    clock = follow([(10, 0), (11, 5), (9, 6), (13, 20)], {"every": 1}, 2)
-    assert seen(clock) == (0, None, [14, 20], 2)
+    trial = follow([(10, 0), (11, 5), (9, 6), (13, 20)], {"every": 1}, 2)
+    assert seen(trial) == (0, None, [14, 20], 2)
     assert seen(follow([(10, 0), (11, 5), (9, 6), (13, 20)], {"every": 1}, 1))[:2] == (1, 1)
 
 
 def test_waits_of_each_third_record_are_measured_and_all_late_rows_counted() -> None:
     given = [(t, t) for t in range(30)] + [(0, 30)] * 3
-    clock = follow(given, {"every": 1}, 0, sampled_every=3)
-    assert seen(clock) == (3, 29, [1] * 10, 0)
+    trial = follow(given, {"every": 1}, 0, sampled_every=3)
+    assert seen(trial) == (3, 29, [1] * 10, 0)

@@ -26,7 +26,7 @@ from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import COUNTERS, WriterState
+from pyspark_timestream.rules.clocks import COUNTERS, WriterState
 
 EMPTY = MetricsState()
 NOW = NOON + DAY
@@ -88,11 +88,11 @@ def test_page_has_the_numbers_of_the_progress_report(batches):
         assert bad == entry["malformedValues"]["total"]
     by_reason = one(page, "timestream_stream_values_malformed_total", reason="type")
     assert by_reason == report["malformedValues"].get("type", 0)
-    ctis = [each.state.cti_us for each in batches[-1] if not each.idle]
+    ctis = [each.clock.cti_us for each in batches[-1] if not each.idle]
     least = min(ctis) if ctis and None not in ctis else None
-    ahead = [each.state.cti_us for each in batches[-1] if each.state.cti_us is not None]
+    ahead = [each.clock.cti_us for each in batches[-1] if each.clock.cti_us is not None]
     for number, each in enumerate(batches[-1]):
-        own = each.state.cti_us
+        own = each.clock.cti_us
         is_least = own is None or (least is not None and own == least and max(ahead) > own)
         assert one(page, "timestream_partition_blocking", partition=str(number)) == (
             not each.idle and is_least
@@ -287,7 +287,7 @@ def test_partitions_past_the_limit_are_one_and_no_count_is_lost(sizes, most):
         assert len(shown) == min(size, most) or len(shown) == most
         named = values(page, "timestream_partition_events_total")
         assert len(named) <= most + 1
-        assert sum(named) == sum(each.state.events for each in shares)
+        assert sum(named) == sum(each.clock.events for each in shares)
         assert one(page, "timestream_stream_partitions_aggregated") == size - len(shown)
         rest = values(page, "timestream_partition_cti_time_seconds", partition=metrics.OTHERS)
         others = [n for n in range(size) if Partition("trips", n) not in shown]

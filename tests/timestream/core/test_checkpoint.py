@@ -14,7 +14,7 @@ from pyspark_timestream.core.checkpoint import (
     read_entry,
 )
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 
 def entry(*lines, version="v1", metadata='{"batchTimestampMs": 7}'):
@@ -90,7 +90,7 @@ def test_an_entry_without_a_watermark_is_refused(tmp_path, text):
 
 
 def test_a_frozen_value_is_the_same_however_it_was_built_and_has_only_what_was_given():
-    built, made = build_frozen(PartitionState, {"events": 4}), PartitionState(events=4)
+    built, made = build_frozen(PartitionClock, {"events": 4}), PartitionClock(events=4)
     assert vars(built) == {"events": 4}
     assert (built, hash(built), repr(built)) == (made, hash(made), repr(made))
     assert pickle.loads(pickle.dumps(built)) == made
@@ -101,8 +101,8 @@ def test_a_frozen_value_is_the_same_however_it_was_built_and_has_only_what_was_g
 
 @pytest.mark.parametrize("name", ["place", "counters", "__class__", ""])
 def test_a_value_is_not_built_of_a_field_that_its_class_does_not_have(name):
-    with pytest.raises(TypeError, match=f"PartitionState has no field '{name}'"):
-        build_frozen(PartitionState, {"events": 4, name: 1})
+    with pytest.raises(TypeError, match=f"PartitionClock has no field '{name}'"):
+        build_frozen(PartitionClock, {"events": 4, name: 1})
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ def test_a_value_is_not_built_of_a_field_that_its_class_does_not_have(name):
 )
 def test_a_wrong_field_is_found_however_the_value_was_built(field):
     ((name, _),) = field.items()
-    built, made = build_frozen(PartitionState, field), PartitionState(**field)
+    built, made = build_frozen(PartitionClock, field), PartitionClock(**field)
     assert find_mistake(built) == find_mistake(made)
     assert find_mistake(built).startswith(f"{name} is ")

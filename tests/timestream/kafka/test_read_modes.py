@@ -13,7 +13,7 @@ from pyspark_timestream.kafka.options.checks import (
 )
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Range
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 
 def used(use, **raw):
@@ -88,7 +88,7 @@ def spans(plans):
 
 def stream_offset(**ranges):
     """A batch's offset over these ranges, all in one task."""
-    partition_offsets = {at(int(name[1:])): PartitionOffset(*span, PartitionState(events=3))
+    partition_offsets = {at(int(name[1:])): PartitionOffset(*span, PartitionClock(events=3))
               for name, span in ranges.items()}  # fmt: skip
     return StreamOffset("s", {}, 1, partition_offsets, tasks=1)
 

@@ -27,12 +27,12 @@ from pyspark_timestream.kafka.reader import (
     KafkaTransport,
     read_task,
 )
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.window_fold import Partial, WindowFold
 
 pytestmark = pytest.mark.spark
 
-EMPTY = TaskPlan((TaskRange(Range(at(0), 7, 7), PartitionState()),))
+EMPTY = TaskPlan((TaskRange(Range(at(0), 7, 7), PartitionClock()),))
 
 
 Acquire = Callable[[KafkaOptions, str], AbstractContextManager[Any]]
@@ -44,7 +44,7 @@ def lending(happened: list[str], read: Callable[..., Iterator[Any]]) -> Acquire:
     @contextmanager
     def acquire(*_: object) -> Iterator[Any]:
         happened.append("borrowed")
-        yield SimpleNamespace(read=read, commit_state=dict)
+        yield SimpleNamespace(read=read, commit_clocks=dict)
         happened.append("given back")
 
     return acquire
@@ -76,7 +76,7 @@ def test_a_task_that_failed_does_not_settle() -> None:
         raise ZeroDivisionError
 
     done: list[str] = []
-    full = TaskPlan((TaskRange(Range(at(0), 7, 9), PartitionState()),))
+    full = TaskPlan((TaskRange(Range(at(0), 7, 9), PartitionClock()),))
     with pytest.raises(ZeroDivisionError):
         run(full, done, fails)
     assert done == ["borrowed"]
@@ -88,7 +88,7 @@ def test_a_batch_that_cannot_be_read_on_the_driver_is_left_to_its_task(
     given = options(ctiFrequency="1")
     reader = KafkaStreamReader(given, project(given, default_schema(given)))
     reader._has_run_task = True
-    partition = PartitionOffset(0, 7, PartitionState())
+    partition = PartitionOffset(0, 7, PartitionClock())
     offset = StreamOffset("me", given.settings(), 1, {at(0): partition}, tasks=1)
     noted: list[StreamOffset] = []
     driver = SimpleNamespace(
@@ -123,7 +123,7 @@ def test_a_batch_is_read_while_spark_writes_its_offset(
     reader = KafkaStreamReader(given, project(given, default_schema(given)))
     reader._has_run_task = True
     planned, other = (
-        StreamOffset("me", given.settings(), 1, {at(0): PartitionOffset(0, end, PartitionState())},
+        StreamOffset("me", given.settings(), 1, {at(0): PartitionOffset(0, end, PartitionClock())},
                      tasks=1)
         for end in (7, 9)
     )  # fmt: skip

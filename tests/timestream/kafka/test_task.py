@@ -14,8 +14,8 @@ from pyspark_timestream.kafka.decode.payload import required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.driver.trackers import derive_import_options
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
-from pyspark_timestream.kafka.task import compute_end_state, run_task
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.kafka.task import compute_end_clock, run_task
+from pyspark_timestream.rules.clocks import PartitionClock
 
 NUMBER = [("offset", pa.int64()), ("n", pa.int64())]
 CTI = ("cti", INSTANT)
@@ -26,7 +26,7 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
     """(rows, end state) of a task over one partition with these values from offset 0."""
     given_options = options(**raw)
     wanted = projection(given_options, *columns)
-    partition_offset = TaskRange(Range(at(0), 0, len(values)), PartitionState())
+    partition_offset = TaskRange(Range(at(0), 0, len(values)), PartitionClock())
     ended = {}
 
     def read(span, needs):
@@ -40,9 +40,9 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
 
     plan = plan or TaskPlan((partition_offset,))
     tables = list(run_task(given_options, wanted, plan, read, ended.__setitem__))
-    assert compute_end_state(given_options, partition_offset, read) == ended[at(0)].state
+    assert compute_end_clock(given_options, partition_offset, read) == ended[at(0)].clock
     table = pa.Table.from_batches(tables, wanted.schema)
-    return table, ended[at(0)].state
+    return table, ended[at(0)].clock
 
 
 VALUES = [b'{"n": 1, "t": 5}', b"broken", None, b'{"n": "x", "t": 6}', b'{"n": 2, "t": 4}']
@@ -50,7 +50,7 @@ VALUES = [b'{"n": 1, "t": 5}', b"broken", None, b'{"n": "x", "t": 6}', b'{"n": 2
 
 def test_permissive_gives_nulls_and_the_malformed_text():
     columns = [*NUMBER, ("_corrupt_record", pa.string())]
-    table, state = delivered({"valueFormat": "json"}, columns, *VALUES)
+    table, clock = delivered({"valueFormat": "json"}, columns, *VALUES)
     assert [tuple(row.values()) for row in table.to_pylist()] == [
         (0, 1, None),
         (1, None, "broken"),
@@ -58,7 +58,7 @@ def test_permissive_gives_nulls_and_the_malformed_text():
         (3, None, '{"n": "x", "t": 6}'),
         (4, 2, None),
     ]
-    assert state.events == 5
+    assert clock.events == 5
 
 
 def test_dropmalformed_drops_malformed_values_and_keeps_nulls():
@@ -79,17 +79,17 @@ def test_the_parse_mode_never_affects_counting(values, sizes):
     found = []
     for mode in ("PERMISSIVE", "DROPMALFORMED"):
         for columns in ([*NUMBER, FLAG, CTI], [FLAG, CTI], [CTI, FLAG]):
-            table, state = delivered({**raw, "parseMode": mode}, columns, *values, sizes=sizes)
+            table, clock = delivered({**raw, "parseMode": mode}, columns, *values, sizes=sizes)
             ctis = [cti for cti in micros(table["cti"].combine_chunks()) if cti is not None]
-            found.append((ctis, state))
+            found.append((ctis, clock))
     assert all(one == found[0] for one in found)
 
 
 def test_an_event_that_policy_dropped_is_not_failed_on_by_the_parse_mode():
     raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1", "parseMode": "FAILFAST"}
-    table, state = delivered(raw, NUMBER, b"broken", b'{"n": 1, "t": 5}')
+    table, clock = delivered(raw, NUMBER, b"broken", b'{"n": 1, "t": 5}')
     assert table["offset"].to_pylist() == [1]
-    assert state.malformed == 1
+    assert clock.malformed == 1
 
 
 def test_invalid_utf8_in_a_malformed_value_does_not_stop_the_stream():
@@ -123,30 +123,30 @@ def stamped(raw, *more, sizes=(99,)):
     """The rows of records with the odd timestamps, and the end state."""
     records = [None] * len(ODD_STAMPS)
     columns = [*STAMPED, *more]
-    table, state = delivered(raw, columns, *records, sizes=sizes, timestamps_ms=ODD_STAMPS)
+    table, clock = delivered(raw, columns, *records, sizes=sizes, timestamps_ms=ODD_STAMPS)
     read = [table["offset"], *(table[name].cast(pa.int64()) for name, _ in STAMPED[1:])]
     rows = zip(*(column.to_pylist() for column in [*read, *table.columns[3:]]), strict=True)
-    return list(rows), state
+    return list(rows), clock
 
 
 @pytest.mark.parametrize("sizes", [(99,), (1, 2, 3), (1,) * 9])
 def test_every_record_is_delivered_at_any_timestamp(sizes):
-    rows, state = stamped({}, sizes=sizes)
+    rows, clock = stamped({}, sizes=sizes)
     assert rows == list(zip(range(len(ODD_STAMPS)), SHOWN, STARTS, strict=True))
-    assert (state.events, state.malformed) == (len(ODD_STAMPS), STARTS.count(None))
+    assert (clock.events, clock.malformed) == (len(ODD_STAMPS), STARTS.count(None))
 
 
 @pytest.mark.parametrize("policy", ["drop", "adjust", "flag"])
 def test_with_ctis_a_record_timestamp_that_is_no_time_meets_the_policy(policy):
     raw = {"ctiHeader": "cti", "violationPolicy": policy}
-    rows, state = stamped(raw, *([FLAG] if policy == "flag" else []))
+    rows, clock = stamped(raw, *([FLAG] if policy == "flag" else []))
     expected = list(zip(range(len(ODD_STAMPS)), SHOWN, STARTS, strict=True))
     if policy == "flag":
         expected = [(*row, None if row[-1] is not None else "malformed") for row in expected]
     else:
         expected = [row for row in expected if row[-1] is not None]
     assert rows == expected
-    assert (state.malformed, state.dropped, state.flagged) == (STARTS.count(None), 0, 0)
+    assert (clock.malformed, clock.dropped, clock.flagged) == (STARTS.count(None), 0, 0)
 
 
 def test_policy_fail_names_the_record_whose_timestamp_is_no_time():
@@ -166,10 +166,10 @@ def test_future_policy_fail_names_the_record_and_the_option():
 @pytest.mark.parametrize("raw", [{}, {"startTime": "header:t"}, {"startTime": "t"}])
 def test_without_a_source_of_ctis_no_malformed_event_is_dropped(raw):
     values = [b"nonsense", None, b'{"t": "never"}', b'{"t": 5}']
-    table, state = delivered({"valueFormat": "json", **raw}, STAMPED, *values)
+    table, clock = delivered({"valueFormat": "json", **raw}, STAMPED, *values)
     assert table["offset"].to_pylist() == [0, 1, 2, 3]
-    assert (state.events, state.dropped) == (4, 0)
-    assert state.malformed + state.tombstones == table["start_time"].null_count
+    assert (clock.events, clock.dropped) == (4, 0)
+    assert clock.malformed + clock.tombstones == table["start_time"].null_count
 
 
 @pytest.mark.parametrize("policy", ["drop", "flag"])
@@ -177,10 +177,10 @@ def test_tombstones_are_counted_apart_where_the_value_has_the_time_and_nowhere_e
     values = [b'{"t": "never"}', None, b'{"t": 5}', None]
     raw = {"valueFormat": "json", "ctiFrequency": "1", "violationPolicy": policy}
     columns = [*STAMPED, ("violation", pa.string())] if policy == "flag" else STAMPED
-    _, state = delivered({**raw, "startTime": "t"}, columns, *values)
-    assert (state.events, state.malformed, state.tombstones) == (4, 1, 2)
-    _, state = delivered(raw, columns, *values)
-    assert (state.events, state.malformed, state.tombstones) == (4, 0, 0)
+    _, clock = delivered({**raw, "startTime": "t"}, columns, *values)
+    assert (clock.events, clock.malformed, clock.tombstones) == (4, 1, 2)
+    _, clock = delivered(raw, columns, *values)
+    assert (clock.events, clock.malformed, clock.tombstones) == (4, 0, 0)
 
 
 FAIL = {"ctiFrequency": "1", "violationPolicy": "fail", "startTime": "t", "valueFormat": "json"}
@@ -244,21 +244,21 @@ def test_an_import_takes_its_ctis_from_nested_fields():
     source = {"topic": "fast", "frequency": 1, "delay": "1 ms", "startTime": "payload.`ts.ms`"}
     imported = derive_import_options(options(ctiImport=json.dumps(source)))
     values = [b'{"payload": {"ts.ms": 5}}', b'{"payload": {"ts.ms": 7}}', b'{"payload": null}']
-    partition_offset = TaskRange(Range(at(0, "fast"), 0, 3), PartitionState())
-    end = compute_end_state(imported, partition_offset, lambda *_: [block(*values)])
+    partition_offset = TaskRange(Range(at(0, "fast"), 0, 3), PartitionClock())
+    end = compute_end_clock(imported, partition_offset, lambda *_: [block(*values)])
     assert (end.cti_us, end.malformed) == (6000, 1)
 
 
 def test_without_a_cti_column_there_are_no_cti_rows_and_the_clock_still_runs():
     raw = {"ctiFrequency": "1"}
     stamps = [5, 7, 6]
-    table, state = delivered(raw, NUMBER[:1], b"", b"", b"", timestamps_ms=stamps)
+    table, clock = delivered(raw, NUMBER[:1], b"", b"", b"", timestamps_ms=stamps)
     assert table["offset"].to_pylist() == [0, 1]
-    assert (state.cti_us, state.ctis, state.dropped) == (7000, 2, 1)
+    assert (clock.cti_us, clock.ctis, clock.dropped) == (7000, 2, 1)
 
 
 def test_opening_and_closing_rows_surround_the_records():
-    partition_offset = TaskRange(Range(at(0), 0, 1), PartitionState(cti_us=3000))
+    partition_offset = TaskRange(Range(at(0), 0, 1), PartitionClock(cti_us=3000))
     plan = TaskPlan((partition_offset,), (), 3000, first_cti_us=3000, last_cti_us=9000)
     given_options = options(ctiFrequency="1")
     wanted = projection(given_options, NUMBER[0], CTI)
@@ -266,7 +266,7 @@ def test_opening_and_closing_rows_surround_the_records():
     def read(span, needs):
         yield block(b"", timestamps_ms=[4])
 
-    tables = list(run_task(given_options, wanted, plan, read, lambda partition, state: None))
+    tables = list(run_task(given_options, wanted, plan, read, lambda partition, clock: None))
     table = pa.Table.from_batches(tables)
     assert table["offset"].to_pylist() == [None, 0, None, None]
     assert micros(table["cti"].combine_chunks()) == [3000, None, 4000, 9000]
@@ -274,7 +274,7 @@ def test_opening_and_closing_rows_surround_the_records():
 
 def test_end_state_is_kept_for_every_partition_even_if_empty():
     partition_offsets = tuple(
-        TaskRange(Range(at(i), 4, 9), PartitionState(cti_us=i)) for i in range(2)
+        TaskRange(Range(at(i), 4, 9), PartitionClock(cti_us=i)) for i in range(2)
     )
     left = []
     tables = run_task(
@@ -282,10 +282,10 @@ def test_end_state_is_kept_for_every_partition_even_if_empty():
         projection(options(ctiFrequency="1")),
         TaskPlan(partition_offsets),
         lambda span, needs: iter(()),
-        lambda partition, end: left.append((partition, end.state)),
+        lambda partition, end: left.append((partition, end.clock)),
     )
     assert list(tables) == []
-    assert left == [(at(i), PartitionState(cti_us=i)) for i in range(2)]
+    assert left == [(at(i), PartitionClock(cti_us=i)) for i in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,8 @@ def test_times_come_from_headers_of_which_the_last_wins():
     def read(span, needs):
         yield block(*[None] * 4, headers=pairs)
 
-    plan = TaskPlan((TaskRange(Range(at(0), 0, 4), PartitionState()),))
-    (table,) = run_task(given_options, wanted, plan, read, lambda partition, state: None)
+    plan = TaskPlan((TaskRange(Range(at(0), 0, 4), PartitionClock()),))
+    (table,) = run_task(given_options, wanted, plan, read, lambda partition, clock: None)
     assert micros(table["start_time"]) == [2_000_000, 3_000_000, None, None]
 
 
@@ -335,10 +335,10 @@ def test_event_times_do_not_depend_on_how_records_are_blocked(fields, unit, size
     raw = {"startTime": "t", "timeUnit": unit, "violationPolicy": "flag", "ctiFrequency": "1"}
     values = [json.dumps({"t": field}).encode() for field in fields]
     columns = [("start_time", INSTANT), ("violation", pa.string()), CTI]
-    whole, state = delivered(raw, columns, *values)
+    whole, clock = delivered(raw, columns, *values)
     cut, other = delivered(raw, columns, *values, sizes=sizes)
     assert cut.to_pylist() == whole.to_pylist()
-    assert other == state
+    assert other == clock
 
 
 SPAN = {"startingCti": "1970-01-01T00:00:00.005Z", "endingCti": "1970-01-01T00:00:00.008Z"}
@@ -350,14 +350,14 @@ def test_a_replay_neither_fails_on_nor_counts_values_outside_its_span(sizes):
     raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1", **SPAN}
     bad = b'{"n": "x", "t": %d}'
     values = [bad % 1, bad % 4, b'{"n": 5, "t": 5}', b'{"n": 7, "t": 7}', bad % 8, bad % 9]
-    table, state = delivered({**raw, "parseMode": "FAILFAST"}, [*NUMBER, CTI], *values, sizes=sizes)
+    table, clock = delivered({**raw, "parseMode": "FAILFAST"}, [*NUMBER, CTI], *values, sizes=sizes)
     assert table["n"].to_pylist() == [5, None, 7, None, None]
     assert micros(table["cti"].combine_chunks()) == [None, 5000, None, 7000, 8000]
-    assert (state.events, state.outside) == (5, 3)
+    assert (clock.events, clock.outside) == (5, 3)
     ended = {}
     given_options = options(**raw)
     wanted = projection(given_options, *NUMBER)
-    partition_offset = TaskRange(Range(at(0), 0, 3), PartitionState())
+    partition_offset = TaskRange(Range(at(0), 0, 3), PartitionClock())
     some = [bad % 1, b'{"n": 5, "t": 5}', bad % 6]
     read = lambda span, needs: iter([block(*some)])  # noqa: E731
     for _ in run_task(
@@ -376,16 +376,16 @@ def test_a_replay_reads_nothing_behind_its_end():
             read.append(first)
             yield block(b"v", first=first, timestamps_ms=[first])
 
-    partition_offset = TaskRange(Range(at(0), 0, 99), PartitionState())
+    partition_offset = TaskRange(Range(at(0), 0, 99), PartitionClock())
     wanted = projection(given_options, ("offset", pa.int64()))
     rows = list(
         run_task(given_options, wanted, TaskPlan((partition_offset,)), pieces, lambda *_: None)
     )
     assert read == list(range(9))
     assert pa.Table.from_batches(rows)["offset"].to_pylist() == [5, 6, 7]
-    after = compute_end_state(given_options, partition_offset, pieces)
+    after = compute_end_clock(given_options, partition_offset, pieces)
     ended = TaskRange(Range(at(0), 99, 999), after)
-    assert compute_end_state(given_options, ended, pieces) == after
+    assert compute_end_clock(given_options, ended, pieces) == after
     assert len(read) == 18
 
 
@@ -433,7 +433,7 @@ def test_where_is_a_filter_behind_the_policies_in_any_split(
         "violationPolicy": policy, **window,
     }  # fmt: skip
     assume(policy == "flag" or "violation" not in text)
-    plain, state = delivered(raw, columns, *values)
+    plain, clock = delivered(raw, columns, *values)
     expected = [
         row
         for row in plain.to_pylist()
@@ -441,7 +441,7 @@ def test_where_is_a_filter_behind_the_policies_in_any_split(
     ]
     table, end = delivered({**raw, "where": text}, columns, *values, sizes=sizes)
     assert table.to_pylist() == expected
-    assert end == state
+    assert end == clock
 
 
 @pytest.mark.parametrize("size", [70, 1500])

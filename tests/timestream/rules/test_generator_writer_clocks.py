@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from timestream.drawn_writers import records, rules, stepped
 from timestream.oracle import FINAL, run_writers
 
-from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules
 from pyspark_timestream.rules.step import step
 
 
@@ -27,16 +27,16 @@ def test_any_split_of_writers_events_gives_the_same_and_the_same_state(how, some
 def told(*some, **how):
     """The CTIs in order, the late places, and the state, of (writer, time[, timestamp])."""
     whole = [(*record, None)[:3] for record in some]
-    (ctis, late, _), state = stepped(how, whole)
-    return [us for _, us in ctis], late, state
+    (ctis, late, _), clock = stepped(how, whole)
+    return [us for _, us in ctis], late, clock
 
 
 def test_a_clock_of_the_far_future_moves_only_its_writer():
     wrong = [("b", FINAL - 5), ("b", FINAL - 4)]
     some = [("a", 1), *wrong, ("a", 3), ("c", 2), ("a", 5), ("c", 4)]
-    ctis, late, state = told(*some, every=1)
+    ctis, late, clock = told(*some, every=1)
     assert (ctis, late) == ([1, 3, 4], [4])
-    assert dict(state.writers)["b"].mark_us == FINAL - 4
+    assert dict(clock.writers)["b"].mark_us == FINAL - 4
 
 
 def test_a_far_future_clock_alone_decides_once_the_others_are_forgotten():
@@ -69,12 +69,12 @@ def test_marks_wait_for_the_grace_and_are_counted_as_ignored_until_then():
 
     some = [Record(Event("point", 0), 5, "a", stamp=0), Record(Event("point", 0), 6, "a", stamp=9)]
     events = Events(np.zeros(2, np.int64), np.ones(2, np.bool_), record_us=np.array([0, 9]))
-    state, said = step(TimeRules(writer_grace_us=9), PartitionState(), events, marks(some))
+    clock, said = step(TimeRules(writer_grace_us=9), PartitionClock(), events, marks(some))
     assert list(zip(said.cti_index.tolist(), said.cti_us.tolist(), strict=True)) == [(0, 5), (1, 6)]
-    assert state.ignored_ctis == 1
+    assert clock.ignored_ctis == 1
 
 
 def test_the_generators_of_writers_survive_json_in_short():
-    _, _, state = told(("a", 5), ("b", 3), ("a", 9), span=4, delay=2)
-    assert state.to_json()["writers"] == [["a", 7, None, 0, 2], ["b", None, None, 0, 3]]
-    assert PartitionState.from_json(json.loads(json.dumps(state.to_json()))) == state
+    _, _, clock = told(("a", 5), ("b", 3), ("a", 9), span=4, delay=2)
+    assert clock.to_json()["writers"] == [["a", 7, None, 0, 2], ["b", None, None, 0, 3]]
+    assert PartitionClock.from_json(json.loads(json.dumps(clock.to_json()))) == clock

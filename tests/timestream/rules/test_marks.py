@@ -11,9 +11,9 @@ from timestream.oracle import Event, Failed, Record, outcome, run
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
 from pyspark_timestream.core.policies import POLICIES
+from pyspark_timestream.rules.clocks import PartitionClock, TimeRules, WriterState
 from pyspark_timestream.rules.generator import CountedEvents, generate_ctis
 from pyspark_timestream.rules.marks import Proposals, fold_marks
-from pyspark_timestream.rules.state import PartitionState, TimeRules, WriterState
 
 
 @given(topics())
@@ -59,8 +59,8 @@ def test_a_cti_never_goes_back_and_no_unflagged_row_lies_before_it(topic):
 
 def told(*some, policy="drop", **how):
     """A compact reading: kept times, ¶ with each CTI; and the state."""
-    out, state, _ = stepped("point", policy, how, list(some))
-    return [f"¶{what[1]}" if what[0] == "cti" else what[2] for what in out], state
+    out, clock, _ = stepped("point", policy, how, list(some))
+    return [f"¶{what[1]}" if what[0] == "cti" else what[2] for what in out], clock
 
 
 def at(time, stamp=None):
@@ -69,15 +69,15 @@ def at(time, stamp=None):
 
 
 def test_an_in_band_cti_takes_effect_and_makes_older_events_late():
-    rows, state = told(at(3), mark(5), at(4), at(5))
+    rows, clock = told(at(3), mark(5), at(4), at(5))
     assert rows == [3, "¶5", 5]
-    assert (state.events, state.dropped, state.ctis) == (3, 1, 1)
+    assert (clock.events, clock.dropped, clock.ctis) == (3, 1, 1)
 
 
 def test_a_mark_at_or_below_the_cti_is_counted_and_ignored():
-    rows, state = told(mark(5), mark(5), mark(4), at(4))
+    rows, clock = told(mark(5), mark(5), mark(4), at(4))
     assert rows == ["¶5"]
-    assert state.ignored_ctis == 2
+    assert clock.ignored_ctis == 2
 
 
 def test_an_in_band_cti_restarts_the_counter():
@@ -100,7 +100,7 @@ def test_without_a_span_an_in_band_cti_leaves_no_base():
 
 @pytest.mark.parametrize(("us", "count"), [(5, 0), (4, 3)])
 def test_only_a_mark_that_takes_effect_restarts_the_counter_also_without_a_frequency(us, count):
-    before = PartitionState(cti_us=4, count=3, base_us=2)
+    before = PartitionClock(cti_us=4, count=3, base_us=2)
     nobody = np.empty(0, dtype=np.int64)
     proposals = Proposals(np.array([1]), np.array([us]), np.array([True]))
     paced = generate_ctis(TimeRules(), before, CountedEvents(nobody, nobody), proposals)
@@ -108,9 +108,9 @@ def test_only_a_mark_that_takes_effect_restarts_the_counter_also_without_a_frequ
 
 
 def test_a_mark_at_the_cti_that_an_event_just_made_is_ignored():
-    rows, state = told(at(5), mark(5), every=1)
+    rows, clock = told(at(5), mark(5), every=1)
     assert rows == [5, "¶5"]
-    assert (state.ctis, state.ignored_ctis) == (1, 1)
+    assert (clock.ctis, clock.ignored_ctis) == (1, 1)
 
 
 def test_an_ignored_mark_restarts_nothing():
@@ -119,15 +119,15 @@ def test_an_ignored_mark_restarts_nothing():
 
 
 def test_marks_that_generated_ctis_have_overtaken_are_ignored_one_after_another():
-    rows, state = told(at(10), mark(5), mark(7), mark(8), at(9), mark(11), every=1)
+    rows, clock = told(at(10), mark(5), mark(7), mark(8), at(9), mark(11), every=1)
     assert rows == [10, "¶10", "¶11"]
-    assert (state.ctis, state.ignored_ctis) == (2, 3)
+    assert (clock.ctis, clock.ignored_ctis) == (2, 3)
 
 
 def test_an_unreadable_mark_is_ignored_and_counted():
-    rows, state = told(mark("?"), at(1), mark("?", "a"))
+    rows, clock = told(mark("?"), at(1), mark("?", "a"))
     assert rows == [1]
-    assert (state.ignored_ctis, state.writers) == (2, ())
+    assert (clock.ignored_ctis, clock.writers) == (2, ())
 
 
 def test_an_unreadable_mark_fails_under_fail_after_the_event_in_the_same_record():
@@ -148,9 +148,9 @@ def test_the_partitions_cti_is_the_minimum_of_the_live_writers():
 
 
 def test_a_lower_mark_of_the_same_writer_is_ignored():
-    rows, state = told(mark(5, "a"), mark(3, "a"), mark(6, "b"))
+    rows, clock = told(mark(5, "a"), mark(3, "a"), mark(6, "b"))
     assert rows == ["¶5"]
-    assert dict(state.writers)["a"].mark_us == 5
+    assert dict(clock.writers)["a"].mark_us == 5
 
 
 def test_listed_writers_are_waited_for_from_the_start():
@@ -174,23 +174,23 @@ def test_a_mark_together_with_a_close_counts_first():
 
 def test_a_close_of_a_listed_writer_ends_the_waiting_and_stays_so():
     close = Record(None, None, "b", close=True)
-    rows, state = told(mark(5, "a"), close, mark(6, "a"), writers=("a", "b"))
+    rows, clock = told(mark(5, "a"), close, mark(6, "a"), writers=("a", "b"))
     assert rows == ["¶5", "¶6"]
-    assert state.begun
-    assert [name for name, _ in state.writers] == ["a"]
+    assert clock.begun
+    assert [name for name, _ in clock.writers] == ["a"]
 
 
 def test_the_last_close_leaves_the_cti_where_it_is():
     close = Record(None, None, "a", close=True)
-    rows, state = told(mark(5, "a"), close, at(5), at(4))
+    rows, clock = told(mark(5, "a"), close, at(5), at(4))
     assert rows == ["¶5", 5]
-    assert state.writers == ()
+    assert clock.writers == ()
 
 
 def test_a_close_without_a_writer_does_nothing():
-    rows, state = told(mark(5), Record(None, None, "", close=True), mark(9, "a"))
+    rows, clock = told(mark(5), Record(None, None, "", close=True), mark(9, "a"))
     assert rows == ["¶5"]
-    assert [name for name, _ in state.writers] == ["", "a"]
+    assert [name for name, _ in clock.writers] == ["", "a"]
 
 
 def test_a_silent_writer_is_forgotten_where_the_clock_says_so_and_may_rejoin():
@@ -209,9 +209,9 @@ def test_a_silent_writer_is_forgotten_where_the_clock_says_so_and_may_rejoin():
 
 
 def test_a_writer_lives_until_it_has_been_silent_for_longer_than_the_timeout():
-    rows, state = told(mark(5, "a", stamp=0), mark(7, "b", stamp=1), at(6, stamp=11), timeout=10)
+    rows, clock = told(mark(5, "a", stamp=0), mark(7, "b", stamp=1), at(6, stamp=11), timeout=10)
     assert rows == ["¶5", "¶7"]
-    assert [name for name, _ in state.writers] == ["b"]
+    assert [name for name, _ in clock.writers] == ["b"]
 
 
 def test_a_listed_writer_without_marks_is_forgotten_counted_from_the_first_record():
@@ -231,20 +231,20 @@ def test_without_a_timeout_a_silent_writer_holds_the_cti_for_ever():
 
 
 def test_record_timestamps_are_kept_only_with_a_timeout():
-    _, state = told(mark(3, "a", stamp=7))
-    assert (state.record_us, state.writers) == (None, (("a", WriterState(3)),))
-    _, state = told(mark(3, "a", stamp=7), timeout=5)
-    assert (state.record_us, state.writers) == (7, (("a", WriterState(3, 7)),))
+    _, clock = told(mark(3, "a", stamp=7))
+    assert (clock.record_us, clock.writers) == (None, (("a", WriterState(3)),))
+    _, clock = told(mark(3, "a", stamp=7), timeout=5)
+    assert (clock.record_us, clock.writers) == (7, (("a", WriterState(3, 7)),))
 
 
 def test_where_record_timestamps_are_not_told_no_writer_is_forgotten():
-    before = PartitionState(writers=(("a", WriterState(3, 7)),), record_us=7)
+    before = PartitionClock(writers=(("a", WriterState(3, 7)),), record_us=7)
     noted = fold_marks(TimeRules(writer_timeout_us=5), before, marks([]), None, 2)
     assert (noted.writers, noted.record_us) == (before.writers, 7)
 
 
 def test_a_block_without_punctuations_forgets_who_falls_silent_in_it():
-    before = PartitionState(
+    before = PartitionClock(
         writers=(("a", WriterState(3, 0)), ("b", WriterState(9, 8))), record_us=8
     )
     noted = fold_marks(TimeRules(writer_timeout_us=5), before, marks([]), np.array([8, 9]), 2)
@@ -256,15 +256,15 @@ def test_instants_of_marks_and_records_are_exact_up_to_the_end_of_time():
     last = FINAL_US - 1
     some = [mark(last, "a", stamp=last), at(last, stamp=last)]
     for before in ([], [mark(1, "a", stamp=1)], [mark(MIN_US, "a", stamp=MIN_US)]):
-        rows, state = told(*before, *some, timeout=1)
+        rows, clock = told(*before, *some, timeout=1)
         assert rows[len(before) :] == [f"¶{last}", last]
-        assert (state.writers, state.record_us) == ((("a", WriterState(last, last)),), last)
+        assert (clock.writers, clock.record_us) == ((("a", WriterState(last, last)),), last)
 
 
 def test_an_event_in_the_future_does_not_drive_the_clock():
-    rows, state = told(at(1000, stamp=10), at(14, stamp=12), every=1, delay=2, future=5)
+    rows, clock = told(at(1000, stamp=10), at(14, stamp=12), every=1, delay=2, future=5)
     assert rows == [1000, 14, "¶12"]
-    assert state.future == 1
+    assert clock.future == 1
     assert told(mark(1000, stamp=10), future=5)[0] == ["¶1000"]
 
 
@@ -282,8 +282,8 @@ def test_an_event_in_the_future_moves_neither_counter_nor_base():
 
 def test_a_late_event_too_far_after_its_record_drives_no_clock_either():
     # A delay below nothing would take a late event's CTI beyond the one in force.
-    rows, state = told(mark(30), at(29, stamp=10), every=1, delay=-9, future=5)
-    assert (rows, state.dropped, state.future) == (["¶30"], 1, 0)
+    rows, clock = told(mark(30), at(29, stamp=10), every=1, delay=-9, future=5)
+    assert (rows, clock.dropped, clock.future) == (["¶30"], 1, 0)
 
 
 def test_max_future_leaves_records_without_a_timestamp_alone():
@@ -313,23 +313,23 @@ def test_columns_of_punctuations_that_differ_in_length_are_refused(short):
     two = marks([mark(5, "a"), mark(6, "b")])
     two = two._replace(**{name: getattr(two, name)[:1] for name in short})
     with pytest.raises(ValueError, match=r"^the columns of punctuations differ in length$"):
-        fold_marks(TimeRules(), PartitionState(), two, None, 2)
+        fold_marks(TimeRules(), PartitionClock(), two, None, 2)
 
 
 def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
-    proposals = fold_marks(TimeRules(), PartitionState(), marks([]), None, 2).proposals
+    proposals = fold_marks(TimeRules(), PartitionClock(), marks([]), None, 2).proposals
     assert [(column.dtype, len(column)) for column in proposals] == [
         (np.int64, 0), (np.int64, 0), (np.bool_, 0)]  # fmt: skip
 
 
 def test_time_windows_are_made_only_where_they_are_wanted():
     some = marks([mark(5, "a"), at(6)])
-    assert fold_marks(TimeRules(), PartitionState(), some, None, 2).window is None
+    assert fold_marks(TimeRules(), PartitionClock(), some, None, 2).window is None
 
 
 def test_the_bounds_of_time_windows_are_whole_instants_also_where_there_are_none():
     some = marks([mark(5, "a"), at(6)])
-    window = fold_marks(TimeRules(time_window=True), PartitionState(), some, None, 2).window
+    window = fold_marks(TimeRules(time_window=True), PartitionClock(), some, None, 2).window
     assert [column.dtype for column in window] == [np.int64, np.int64]
     assert [column.tolist() for column in window] == [[NEVER, 5], [NEVER, 5]]
 

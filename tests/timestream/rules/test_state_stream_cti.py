@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.rules.state import (
+from pyspark_timestream.rules.clocks import (
     TaskWatermark,
     compute_stream_cti,
     find_max_proven,
@@ -167,7 +167,7 @@ class Counted(int):
 @pytest.mark.parametrize("step", [1, -1])
 def test_a_block_is_compared_with_few_of_the_task_s_partitions(step, monkeypatch):
     # Every partition has a block of one CTI, as a small batch of many partitions has.
-    monkeypatch.setattr("pyspark_timestream.rules.state.instant_or_sentinel", lambda us: us)
+    monkeypatch.setattr("pyspark_timestream.rules.clocks.instant_or_sentinel", lambda us: us)
     compared = {}
     for count in (500, 4000):
         Counted.compared = 0

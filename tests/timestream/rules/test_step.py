@@ -15,8 +15,8 @@ from timestream.oracle import Event, Failed, outcome, run
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.rules import generator
+from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
 from pyspark_timestream.rules.step import VIOLATIONS, step
 
 GOING_ON = [name for name, policy in POLICIES.items() if not policy.fails]
@@ -35,14 +35,14 @@ def rules(shape, policy, how):
     return TimeRules(shape, policy, how.get("every"), how.get("span"), how.get("delay", 0))
 
 
-def stepped(shape, policy, how, events, cuts=(), state=None):
+def stepped(shape, policy, how, events, cuts=(), clock=None):
     """The oracle's form of what `step` says of `events`, cut into batches before `cuts`."""
-    state, out = state or PartitionState(), []
+    clock, out = clock or PartitionClock(), []
     bounds = [0, *sorted(cuts), len(events)]
     for first, stop in itertools.pairwise(bounds):
-        state = PartitionState.from_json(json.loads(json.dumps(state.to_json())))
+        clock = PartitionClock.from_json(json.loads(json.dumps(clock.to_json())))
         some = events[first:stop]
-        state, said = step(rules(shape, policy, how), state, columns(shape, some))
+        clock, said = step(rules(shape, policy, how), clock, columns(shape, some))
         if said.failure is not None:
             fail = said.failure
             time = None if fail.kind == "malformed" else fail.event_us
@@ -58,7 +58,7 @@ def stepped(shape, policy, how, events, cuts=(), state=None):
                 out.append(("row", first + i, start, end, VIOLATIONS[said.violation[i]]))
             if i in ctis:
                 out.append(("cti", ctis[i]))
-    return out, state
+    return out, clock
 
 
 @given(streams())
@@ -115,20 +115,20 @@ def test_the_policy_never_moves_the_clock(event_times, how):
 def points(*event_times, policy="drop", **how):
     """A compact reading: kept times, and ¶ with each CTI."""
     events = [Event("point", t) for t in event_times]
-    out, state = stepped("point", policy, how, events)
-    return [f"¶{what[1]}" if what[0] == "cti" else what[2] for what in out], state
+    out, clock = stepped("point", policy, how, events)
+    return [f"¶{what[1]}" if what[0] == "cti" else what[2] for what in out], clock
 
 
 def test_increasing_start_time_commits_an_event_when_the_next_one_moves_time_on():
-    rows, state = points(1, 1, 3, 2, 3, 4, every=1)
+    rows, clock = points(1, 1, 3, 2, 3, 4, every=1)
     assert rows == [1, "¶1", 1, 3, "¶3", 3, 4, "¶4"]
-    assert state.dropped == 1
+    assert clock.dropped == 1
 
 
 def test_strictly_increasing_start_time_commits_each_at_once_and_drops_ties():
-    rows, state = points(1, 1, 3, 2, 3, 4, every=1, delay=-1)
+    rows, clock = points(1, 1, 3, 2, 3, 4, every=1, delay=-1)
     assert rows == [1, "¶2", 3, "¶4", 4, "¶5"]
-    assert state.dropped == 3
+    assert clock.dropped == 3
 
 
 def test_unordered_start_time_lets_events_be_late_by_the_delay():
@@ -141,29 +141,29 @@ def test_an_event_at_exactly_the_cti_is_legal():
 
 
 def test_the_delay_is_relative_to_the_last_event_and_not_to_the_greatest():
-    rows, state = points(20, 11, 12, 13, every=2, delay=5)
+    rows, clock = points(20, 11, 12, 13, every=2, delay=5)
     assert rows == [20, 11, "¶6", 12, 13, "¶8"]
-    assert state.cti_us == 8
+    assert clock.cti_us == 8
 
 
 def test_a_dropped_event_counts_toward_the_frequency():
     # 9 makes the CTI; 1 and 2 are dropped, and the second counted one of them is due a CTI.
-    rows, state = points(9, 9, 1, 20, every=2)
+    rows, clock = points(9, 9, 1, 20, every=2)
     assert rows == [9, 9, "¶9", 20, "¶20"]
-    assert (state.dropped, state.count) == (1, 0)
+    assert (clock.dropped, clock.count) == (1, 0)
 
 
 def test_a_skipped_cti_still_restarts_the_counter():
     # The CTI due at 1 is not above 9, so it is skipped; the next is due two events later.
-    rows, state = points(9, 9, 9, 1, 10, 11, every=2)
+    rows, clock = points(9, 9, 9, 1, 10, 11, every=2)
     assert rows == [9, 9, "¶9", 9, 10, 11, "¶11"]
-    assert state.ctis == 2
+    assert clock.ctis == 2
 
 
 def test_a_skipped_cti_still_restarts_the_span():
-    state = PartitionState(cti_us=100, base_us=0)
+    clock = PartitionClock(cti_us=100, base_us=0)
     late = [Event("point", 60), Event("point", 109), Event("point", 110)]
-    out, after = stepped("point", "drop", {"span": 50}, late, state=state)
+    out, after = stepped("point", "drop", {"span": 50}, late, clock=clock)
     # 60 triggers and is skipped; from then on 110 is the first that is 50 away.
     assert [what[1] for what in out if what[0] == "cti"] == [110]
     assert after.base_us == 110
@@ -190,7 +190,7 @@ def test_the_span_is_measured_from_the_first_counted_event_dropped_or_not():
 
 
 def test_end_edges_are_late_by_their_end_and_do_not_count():
-    out, state = stepped(
+    out, clock = stepped(
         "edge",
         "drop",
         {"every": 1},
@@ -210,7 +210,7 @@ def test_end_edges_are_late_by_their_end_and_do_not_count():
         ("row", 4, 6, None, None),
         ("cti", 6),
     ]
-    assert (state.events, state.dropped) == (5, 1)
+    assert (clock.events, clock.dropped) == (5, 1)
 
 
 @pytest.mark.parametrize(("end", "kept"), [(9, False), (10, False), (11, True)])
@@ -251,26 +251,26 @@ def test_garbage_in_unreadable_places_has_no_effect():
     for garbage in (lowest, greatest):
         start = np.array([garbage, 5, garbage, 4], dtype=np.int64)
         how = TimeRules(every_us=1, delay_us=-3)
-        state, said = step(how, PartitionState(base_us=0), Events(start, readable))
+        clock, said = step(how, PartitionClock(base_us=0), Events(start, readable))
         assert said.cti_us.tolist() == [8]
         assert said.keep.tolist() == [False, True, False, False]
-        assert (state.malformed, state.dropped) == (2, 1)
+        assert (clock.malformed, clock.dropped) == (2, 1)
 
 
 def test_an_empty_block_changes_nothing():
-    state = PartitionState(cti_us=7, count=1, base_us=3, events=9)
+    clock = PartitionClock(cti_us=7, count=1, base_us=3, events=9)
     for shape in KINDS:
-        after, said = step(rules(shape, "adjust", {"span": 2}), state, columns(shape, []))
-        assert after == state
+        after, said = step(rules(shape, "adjust", {"span": 2}), clock, columns(shape, []))
+        assert after == clock
         assert len(said.cti_us) == len(said.keep) == 0
 
 
 def test_the_state_knows_when_the_last_well_formed_event_was():
     known = np.array([True, True, False])
-    state, _ = step(TimeRules(), PartitionState(), Events(np.array([5, 3, 9]), known))
-    assert state.last_us == 3
-    state, _ = step(TimeRules(), state, Events(np.array([9]), np.array([False])))
-    assert state.last_us == 3
+    clock, _ = step(TimeRules(), PartitionClock(), Events(np.array([5, 3, 9]), known))
+    assert clock.last_us == 3
+    clock, _ = step(TimeRules(), clock, Events(np.array([9]), np.array([False])))
+    assert clock.last_us == 3
 
 
 def test_unreadable_marks_are_told_by_their_places():
@@ -278,14 +278,14 @@ def test_unreadable_marks_are_told_by_their_places():
     marks = Marks(np.array([0, 2]), np.array([7, 0]), np.array([True, True]),
                   np.array([True, False]), pa.array(["", ""]), nothing[:2])  # fmt: skip
     events = Events(np.zeros(3, dtype=np.int64), nothing, present=nothing)
-    state, result = step(TimeRules(), PartitionState(), events, marks)
+    clock, result = step(TimeRules(), PartitionClock(), events, marks)
     assert result.unreadable.tolist() == [2]
-    assert (state.cti_us, state.ignored_ctis) == (7, 1)
+    assert (clock.cti_us, clock.ignored_ctis) == (7, 1)
 
 
 def test_without_a_source_of_ctis_a_block_has_none():
     events = Events(np.array([3, 5]), np.ones(2, dtype=np.bool_))
-    _, said = step(TimeRules(), PartitionState(), events)
+    _, said = step(TimeRules(), PartitionClock(), events)
     for column in (said.cti_index, said.cti_us):
         assert (column.dtype, column.tolist()) == (np.int64, [])
 

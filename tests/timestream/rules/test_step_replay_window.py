@@ -12,7 +12,7 @@ from timestream.drawn_writers import rules as writer_rules
 from timestream.drawn_writers import stepped as stepped_writers
 from timestream.oracle import Event, Record, outcome, run, run_writers
 
-from pyspark_timestream.rules.state import Events, PartitionState, TimeRules
+from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules
 from pyspark_timestream.rules.step import step
 
 bounds = st.none() | st.integers(0, 14)
@@ -51,9 +51,9 @@ def test_a_replay_in_any_split_is_the_filtered_full_run(topic, lower, upper, dat
     cuts = data.draw(st.lists(st.integers(0, len(some)), max_size=6))
     full, _, _, _ = run(some, policy, **how)
     span = {**how, "lower": lower, "upper": upper}
-    out, state, _ = stepped(shape, policy, span, some, cuts)
+    out, clock, _ = stepped(shape, policy, span, some, cuts)
     assert out == filtered(full, some, lower, upper)
-    assert stepped(shape, policy, span, some)[1] == state
+    assert stepped(shape, policy, span, some)[1] == clock
 
 
 def filtered_writers(how, some, lower, upper):
@@ -83,9 +83,9 @@ def test_a_replay_by_writers_clocks_in_any_split_is_the_filtered_full_run(
     how, some, lower, upper, cuts
 ):
     span = {**how, "lower": lower, "upper": upper}
-    said, state = stepped_writers(span, some, [min(cut, len(some)) for cut in cuts])
+    said, clock = stepped_writers(span, some, [min(cut, len(some)) for cut in cuts])
     assert said == filtered_writers(how, some, lower, upper)
-    assert stepped_writers(span, some)[1] == state
+    assert stepped_writers(span, some)[1] == clock
 
 
 @given(topics(), st.integers(0, 14))
@@ -111,19 +111,19 @@ def test_the_counters_are_those_of_the_full_run_where_the_partition_ends(topic, 
 def test_rows_left_out_are_counted_and_are_not_late():
     rules = TimeRules(every_events=1, from_us=3, until_us=6)
     times = np.array([1, 2, 3, 5, 4, 6, 7])
-    state, said = step(rules, PartitionState(), Events(times, np.ones(7, dtype=bool)))
+    clock, said = step(rules, PartitionClock(), Events(times, np.ones(7, dtype=bool)))
     assert said.keep.tolist() == [False, False, True, True, False, False, False]
     # 4 is late, 6 reaches the end and is outside, 7 is behind the end.
-    assert (state.events, state.dropped, state.outside, state.cti_us) == (6, 1, 3, 6)
-    after, nothing = step(rules, state, Events(times, np.ones(7, dtype=bool)))
-    assert after == state
+    assert (clock.events, clock.dropped, clock.outside, clock.cti_us) == (6, 1, 3, 6)
+    after, nothing = step(rules, clock, Events(times, np.ones(7, dtype=bool)))
+    assert after == clock
     assert (nothing.keep.any(), len(nothing.cti_us), nothing.failure) == (False, 0, None)
 
 
 def test_two_ctis_that_reach_the_end_after_one_record_count_once():
     both = [Record(Event("point", 9), mark=12)]
-    out, state, _ = stepped("point", "drop", {"every": 1, "upper": 8}, both)
-    assert (out, state.ctis, state.cti_us) == ([("cti", 8)], 1, 8)
+    out, clock, _ = stepped("point", "drop", {"every": 1, "upper": 8}, both)
+    assert (out, clock.ctis, clock.cti_us) == ([("cti", 8)], 1, 8)
 
 
 @pytest.mark.parametrize("cuts", [(), (2,)])
@@ -134,9 +134,9 @@ def test_a_silent_writer_may_end_a_partition_before_a_record(cuts):
         Record(Event("point", 6), stamp=9),
     ]
     how = {"timeout": 7, "upper": 8}
-    out, state, _ = stepped("point", "drop", how, writers, cuts)
+    out, clock, _ = stepped("point", "drop", how, writers, cuts)
     assert out == [("cti", 3), ("row", 1, 7, None, None), ("cti", 8)]
-    assert (state.events, state.ctis) == (1, 2)
+    assert (clock.events, clock.ctis) == (1, 2)
 
 
 def test_policy_fail_does_not_fail_behind_the_end():
@@ -149,8 +149,8 @@ def test_policy_fail_does_not_fail_behind_the_end():
 
 
 def test_a_state_without_a_replay_has_no_word_of_it():
-    assert "outside" not in json.dumps(PartitionState(events=3).to_json())
-    assert PartitionState.from_json({"events": 3, "outside": 2}).outside == 2
+    assert "outside" not in json.dumps(PartitionClock(events=3).to_json())
+    assert PartitionClock.from_json({"events": 3, "outside": 2}).outside == 2
 
 
 @pytest.mark.parametrize(("cti_us", "ended"), [(None, False), (5, False), (6, True), (7, True)])

@@ -3,7 +3,7 @@
 import pytest
 
 from pyspark_timestream.core.policies import KEEP_ALL, KINDS, POLICIES, Action, Policy
-from pyspark_timestream.rules.state import COUNTERS, PartitionState
+from pyspark_timestream.rules.clocks import COUNTERS, PartitionClock
 
 D, S, E, F, G = Action.DROP, Action.MOVE_START, Action.MOVE_END, Action.FAIL, Action.FLAG
 
@@ -27,7 +27,7 @@ def test_the_policy_that_messages_advise_keeps_every_event():
 @pytest.mark.parametrize("action", Action, ids=lambda action: action.name)
 def test_an_action_has_a_counter_of_each_partition_unless_it_ends_the_query(action):
     assert action.counter in COUNTERS or action is Action.FAIL
-    assert action is Action.FAIL or hasattr(PartitionState(), action.counter)
+    assert action is Action.FAIL or hasattr(PartitionClock(), action.counter)
 
 
 @pytest.mark.parametrize("action", Action, ids=lambda action: action.name)

@@ -51,7 +51,7 @@ from pyspark_timestream.kafka.registry import (
     load_schemas,
     with_readers,
 )
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step
 
 SIDES: Final[tuple[Side, Side]] = ("value", "key")
@@ -418,7 +418,7 @@ def _read_rows(
         for side, decoded in (("value", payload.values), ("key", payload.keys)):
             if decoded is not None:
                 reasons.update(f"{side}: {REASONS[reason]}" for reason in decoded.reasons if reason)
-        _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionState(), payload.events)
+        _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionClock(), payload.events)
         every = np.ones(len(block.offsets), dtype=np.bool_)
         none = np.empty(0, dtype=np.int64)
         processed = ProcessedBlock(partition, block, payload, result)

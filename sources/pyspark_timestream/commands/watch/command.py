@@ -504,7 +504,7 @@ def _stream_to_json(stream: StreamView) -> dict[str, Any]:
                 "waiting": stream.waiting.get(fact.partition, fact.lag),
                 "holds_back": fact.is_cause,
                 "remarks": list_remarks(fact),
-                "counters": fact.state.counters(),
+                "counters": fact.clock.counters(),
             }
             for fact in explanation.partitions
         ],

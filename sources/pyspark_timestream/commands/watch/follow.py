@@ -36,7 +36,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
     read_batches,
 )
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 MAX_BATCHES: Final = 100
 """Keep this many batches in full; Spark's checkpoint has as many by default."""
@@ -93,7 +93,7 @@ class Case(NamedTuple):
     start: int
     end: int
     batch: int
-    clock: PartitionState
+    clock: PartitionClock
     settings: Mapping[str, str]
 
     @property
@@ -261,12 +261,12 @@ def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
         now = after.offset.partitions.get(partition)
         if now is None or not offset.size:
             continue
-        if _READ_CASES(offset.state) == _READ_CASES(now.state):
+        if _READ_CASES(offset.clock) == _READ_CASES(now.clock):
             continue
-        old, new = offset.state.counters(), now.state.counters()
+        old, new = offset.clock.counters(), now.clock.counters()
         cases += [
             Case(name, new[name] - old[name], partition, offset.start_inclusive,
-                 offset.end_exclusive, before.offset.number, offset.state, before.settings)
+                 offset.end_exclusive, before.offset.number, offset.clock, before.settings)
             for name in SHOWS_CASES
             if new[name] > old[name]
         ]  # fmt: skip
@@ -280,8 +280,8 @@ def _count_lately(history: History) -> dict[str, int]:
     before = (early[-1] if early else history[0]).offset.partitions
     totals = [0] * len(COUNTERS)
     for partition, offset in last_batch.offset.partitions.items():
-        new = _READ_COUNTERS(offset.state)
-        old = _READ_COUNTERS(before[partition].state) if partition in before else _NOTHING
+        new = _READ_COUNTERS(offset.clock)
+        old = _READ_COUNTERS(before[partition].clock) if partition in before else _NOTHING
         if new != old:
             totals = [
                 sum_ + max(now - then, 0) for sum_, now, then in zip(totals, new, old, strict=True)
@@ -356,7 +356,7 @@ class QueryLog:
     def partitions(self) -> list[Partition]:
         """The partitions that its streams read."""
         partitions = {
-            partition for log in self._streams.values() for partition in log.history[-1].states
+            partition for log in self._streams.values() for partition in log.history[-1].clocks
         }
         return sorted(partitions)
 

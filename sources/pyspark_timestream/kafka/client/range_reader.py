@@ -62,7 +62,7 @@ from pyspark_timestream.kafka.client.errors import (
 )
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
-from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states, drop_state
+from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states, drop_clock
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
@@ -320,17 +320,19 @@ class RangeReader:
         # Records fetched past the range would occupy memory until the next read.
         self._pause()
 
-    def commit_state(self, states: Mapping[Partition, tuple[int, str]]) -> None:
+    def commit_clocks(self, clock_texts: Mapping[Partition, tuple[int, str]]) -> None:
         """Commit (offset, metadata) of partitions to the group, with best effort.
 
-        If the broker refuses a text as too long, commit its length in the state's place. The driver
-        restores missing states by reading the records again, which is slower but never wrong.
+        If the broker refuses a text as too long, commit its length in the clock's place. The driver
+        restores missing clocks by reading the records again, which is slower but never wrong.
         """
         now_s = self._clock()
-        if not states or now_s < self._next_commit_s:
+        if not clock_texts or now_s < self._next_commit_s:
             return
         limit = self._length_limit if now_s < self._next_long_s else sys.maxsize
-        short = {partition: _shorten(state, limit) for partition, state in states.items()}
+        short = {
+            partition: _shorten(clock_text, limit) for partition, clock_text in clock_texts.items()
+        }
         refusals = self._consumer.commit_offsets(short)
         too_long = [
             partition
@@ -553,10 +555,10 @@ def _reports_loss(problem: ConsumerError, offset_range: Range) -> bool:
     return lost and _concerns(problem, offset_range)
 
 
-def _shorten(state: tuple[int, str], limit: int) -> tuple[int, str]:
-    """Drop the state from (offset, metadata) if the text is longer than `limit`."""
-    offset, metadata = state
-    return offset, metadata if len(metadata) <= limit else drop_state(metadata)
+def _shorten(clock_text: tuple[int, str], limit: int) -> tuple[int, str]:
+    """Drop the clock from (offset, metadata) if the text is longer than `limit`."""
+    offset, metadata = clock_text
+    return offset, metadata if len(metadata) <= limit else drop_clock(metadata)
 
 
 _MAX_RECORDS: Final = 20_000

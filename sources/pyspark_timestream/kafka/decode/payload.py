@@ -49,8 +49,8 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import PayloadRules, Side
 from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.clocks import Events
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.state import Events
 from pyspark_timestream.rules.step import ADJUSTED, NO_MARKS, VIOLATIONS, BlockResult
 
 

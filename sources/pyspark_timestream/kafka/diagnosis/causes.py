@@ -1,7 +1,7 @@
 """Finds what holds a stream's CTI back, and orders all diagnoses for reports.
 
 Each rule examines the last batch, and earlier ones only to find when a state began. An offset holds
-the state *before* its batch's records, so a batch's effect shows one batch later; the source
+the clocks *before* its batch's records, so a batch's effect shows one batch later; the source
 completes the picture with an empty batch after the last records.
 """
 
@@ -49,7 +49,7 @@ from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import has_reached
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState, max_known, min_cti
+from pyspark_timestream.rules.clocks import PartitionClock, max_known, min_cti
 
 MAX_QUIET_US: Final = 30_000_000
 """How long a partition that is caught up may hold the CTI back without a warning."""
@@ -145,11 +145,11 @@ def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
     partition_offsets = last_batch.offset.partitions
     if not makes_ctis(last_batch) or (last_batch.offset.bounded and any(unread.values())):
         return []
-    ahead_us = max_known(*(state.cti_us for state in last_batch.states.values()))
+    ahead_us = max_known(*(clock.cti_us for clock in last_batch.clocks.values()))
     partitions = {
         partition
         for partition in find_blocking_partitions(last_batch)
-        if partition_offsets[partition].state.cti_us != ahead_us
+        if partition_offsets[partition].clock.cti_us != ahead_us
         and not unread.get(partition)
         and not partition_offsets[partition].pending
         and _is_quiet(last_batch.offset, partition, now_us)
@@ -159,7 +159,7 @@ def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
 
 def _is_quiet(offset: StreamOffset, partition: Partition, now_us: int) -> bool:
     partition_offset = offset.partitions[partition]
-    if offset.bounded and not partition_offset.state.events:
+    if offset.bounded and not partition_offset.clock.events:
         return True
     return (
         partition_offset.caught_up_since_us is not None
@@ -169,8 +169,8 @@ def _is_quiet(offset: StreamOffset, partition: Partition, now_us: int) -> bool:
 
 def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
     """Diagnose rows lost as late, except in the partitions in `far`, where the cause is known."""
-    states = history[-1].states
-    malformed = {partition for partition, state in states.items() if has_malformed(state, MOST)}
+    clocks = history[-1].clocks
+    malformed = {partition for partition, clock in clocks.items() if has_malformed(clock, MOST)}
     lossy = list(find_lossy_partitions(history, far | malformed))
     return lossy or list(find_late_rows(history, far))
 
@@ -218,10 +218,10 @@ def _describe_end(offset: StreamOffset) -> str:
 def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each reason why partitions at the minimum do not advance."""
     unread, reasons = count_remaining(history), dict[Kind, set[Partition]]()
-    states = history[-1].states
+    clocks = history[-1].clocks
     totals = _AllPartitions(
-        sum(state.events for state in states.values()),
-        max_known(*(state.cti_us for partition, state in states.items() if partition not in far)),
+        sum(clock.events for clock in clocks.values()),
+        max_known(*(clock.cti_us for partition, clock in clocks.items() if partition not in far)),
     )
     for partition in sorted(find_blocking_partitions(history[-1])):
         kind = _find_reason(history, partition, totals, unread)
@@ -244,55 +244,55 @@ def _find_reason(
     """Return why a partition at the minimum or without a CTI does not advance; None if it does."""
     offset = history[-1].offset
     partition_offset = offset.partitions[partition]
-    state, size = partition_offset.state, partition_offset.size
-    if partition_offset.pending or _import_is_late(offset, state):
+    clock, size = partition_offset.clock, partition_offset.size
+    if partition_offset.pending or _import_is_late(offset, clock):
         return Kind.LATE_IMPORT
     if unread.get(partition, size):
         return Kind.BACKLOG
     generated = "ctiFrequency" in offset.settings and "writerFrom" not in offset.settings
-    waits = not generated and _stands_still(history, partition) and find_silent_writers(state)
-    if waits and not _lags_as_a_whole(state, totals):
+    waits = not generated and _stands_still(history, partition) and find_silent_writers(clock)
+    if waits and not _lags_as_a_whole(clock, totals):
         return Kind.SILENT_WRITER
-    if state.cti_us is None:
-        others_have_events = totals.events > state.events and makes_ctis(history[-1])
-        return _explain_missing_cti(state, size, others_have_events)
-    is_behind = totals.cti_us is not None and totals.cti_us > state.cti_us
+    if clock.cti_us is None:
+        others_have_events = totals.events > clock.events and makes_ctis(history[-1])
+        return _explain_missing_cti(clock, size, others_have_events)
+    is_behind = totals.cti_us is not None and totals.cti_us > clock.cti_us
     return Kind.IDLE_PARTITION if is_behind and not size else None
 
 
-def _lags_as_a_whole(state: PartitionState, totals: _AllPartitions) -> bool:
+def _lags_as_a_whole(clock: PartitionClock, totals: _AllPartitions) -> bool:
     """True if a partition's writers are closer to each other than to the other partitions."""
-    marks_us = [writer.mark_us for _, writer in state.writers]
+    marks_us = [writer.mark_us for _, writer in clock.writers]
     known_us = [mark_us for mark_us in marks_us if mark_us is not None]
-    own_us = state.cti_us
+    own_us = clock.cti_us
     if totals.cti_us is None or own_us is None or totals.cti_us <= own_us:
         return False
     if len(known_us) < len(marks_us):
         return False
-    newest_us = max(*known_us, own_us if state.last_us is None else state.last_us)
+    newest_us = max(*known_us, own_us if clock.last_us is None else clock.last_us)
     return totals.cti_us - newest_us > newest_us - min(known_us)
 
 
-def _explain_missing_cti(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:
+def _explain_missing_cti(clock: PartitionClock, size: int, others_have_events: bool) -> Kind | None:
     """Return why a partition without backlog has no CTI yet."""
-    if state.events == 0 and size:
+    if clock.events == 0 and size:
         return None
-    if state.events == 0 and others_have_events:
+    if clock.events == 0 and others_have_events:
         return Kind.IDLE_PARTITION
     # If a counter names all events, a diagnosis of its own says what to do about them.
-    return None if state.events and state.events == state.unusable else Kind.NO_CTI
+    return None if clock.events and clock.events == clock.unusable else Kind.NO_CTI
 
 
-def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
+def _import_is_late(offset: StreamOffset, clock: PartitionClock) -> bool:
     """True if the clock waits for the imported topic: it has later events and no other CTIs."""
     imported = offset.imported
     if imported is None:
         return False
-    if imported.cti_us is None or state.cti_us is None:
-        return state.cti_us is None and imported.cti_us is None
+    if imported.cti_us is None or clock.cti_us is None:
+        return clock.cti_us is None and imported.cti_us is None
     alone = offset.settings.keys() & set(CTI_SETTINGS) <= {"ctiImport"}
-    waits = state.last_us is not None and state.last_us > state.cti_us
-    return alone and waits and imported.cti_us <= state.cti_us
+    waits = clock.last_us is not None and clock.last_us > clock.cti_us
+    return alone and waits and imported.cti_us <= clock.cti_us
 
 
 def _stands_still(history: History, partition: Partition) -> bool:
@@ -300,7 +300,7 @@ def _stands_still(history: History, partition: Partition) -> bool:
     partition_offset = history[-1].offset.partitions[partition]
     before = history[-2].offset.partitions.get(partition) if len(history) > 1 else None
     is_caught_up = partition_offset.start_inclusive == partition_offset.end_exclusive
-    return is_caught_up or before is None or before.state.cti_us == partition_offset.state.cti_us
+    return is_caught_up or before is None or before.clock.cti_us == partition_offset.clock.cti_us
 
 
 def _report_backlog(history: History, partitions: Sequence[Partition]) -> Diagnosis:
@@ -346,10 +346,10 @@ def _report_blocked(
 
 
 def _report_idle_partition(history: History, partitions: Sequence[Partition]) -> Diagnosis:
-    states = history[-1].states
+    clocks = history[-1].clocks
     ahead_us, own_us = (
-        max_known(*(state.cti_us for state in states.values())),
-        states[partitions[0]].cti_us,
+        max_known(*(clock.cti_us for clock in clocks.values())),
+        clocks[partitions[0]].cti_us,
     )
     stand = "its clock" if len(partitions) == 1 else "each one's clock"
     stand += " has no CTI" if own_us is None else f" stands at {format_instant(own_us)}"
@@ -380,14 +380,14 @@ def _advise_idle(offset: StreamOffset) -> str:
 
 def _report_silent_writers(history: History, partitions: Sequence[Partition]) -> Diagnosis:
     """Report all of them in one diagnosis, since the same writer is often silent everywhere."""
-    states = {partition: history[-1].states[partition] for partition in partitions}
+    clocks = {partition: history[-1].clocks[partition] for partition in partitions}
     pairs = [
         (partition, name)
-        for partition, state in states.items()
-        for name in find_silent_writers(state)
+        for partition, clock in clocks.items()
+        for name in find_silent_writers(clock)
     ]
     marks_us = {
-        name: dict(states[partition].writers)[name].mark_us for partition, name in reversed(pairs)
+        name: dict(clocks[partition].writers)[name].mark_us for partition, name in reversed(pairs)
     }
     # Writers without marks first, then those furthest behind.
     names = sorted(
@@ -405,7 +405,7 @@ def _report_silent_writers(history: History, partitions: Sequence[Partition]) ->
     mark = f"no {kind} yet" if mark_us is None else f"{format_instant(mark_us)} as its last {kind}"
     text = f"{labels[0]} has {mark}, while other marks or events have gone on"
     if mark_us is not None:
-        newest_us = max(_find_newest(states[partition]) for partition in where)
+        newest_us = max(_find_newest(clocks[partition]) for partition in where)
         text += f" by {round_duration(newest_us - mark_us)}"
     listing = ", ".join(labels[:_MAX_WRITERS])
     if len(labels) > _MAX_WRITERS:
@@ -422,32 +422,32 @@ def _report_silent_writers(history: History, partitions: Sequence[Partition]) ->
     )
 
 
-def _find_newest(state: PartitionState) -> int:
+def _find_newest(clock: PartitionClock) -> int:
     """Return the greatest known time of a partition."""
-    marks_us = [writer.mark_us for _, writer in state.writers]
-    return max(us for us in (*marks_us, state.last_us, state.cti_us) if us is not None)
+    marks_us = [writer.mark_us for _, writer in clock.writers]
+    return max(us for us in (*marks_us, clock.last_us, clock.cti_us) if us is not None)
 
 
 def _report_no_cti(history: History, partitions: Sequence[Partition]) -> Diagnosis:
     last_batch = history[-1]
-    settings, state = last_batch.settings, last_batch.states[partitions[0]]
-    text = _describe_missing_cti(settings, state)
+    settings, clock = last_batch.settings, last_batch.clocks[partitions[0]]
+    text = _describe_missing_cti(settings, clock)
     if len(partitions) > 1:
         text += f"; so it is in {len(partitions)} partitions"
     # If no event has a time, more records do not help, whatever the counters say.
-    is_timeless = "ctiFrequency" in settings and state.events > 0 and _has_read_no_time(state)
+    is_timeless = "ctiFrequency" in settings and clock.events > 0 and _has_read_no_time(clock)
     advice = Kind.MALFORMED.fix if is_timeless else ""
     return _report_blocked(Kind.NO_CTI, history, partitions, text, advice=advice)
 
 
-def _has_read_no_time(state: PartitionState) -> bool:
-    return state.last_us is None and not state.count
+def _has_read_no_time(clock: PartitionClock) -> bool:
+    return clock.last_us is None and not clock.count
 
 
-def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
+def _describe_missing_cti(settings: Mapping[str, str], clock: PartitionClock) -> str:
     """Describe the condition that a partition's first CTI lacks."""
     frequency, header = settings.get("ctiFrequency"), settings.get("ctiHeader")
-    if not state.events:
+    if not clock.events:
         return "no event has been read yet"
     if settings.keys().isdisjoint(CTI_SETTINGS):
         return "no option makes CTIs while the stream runs: 'ctiFrequency' is not set"
@@ -455,16 +455,16 @@ def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) ->
     if "writerGrace" in settings:
         reasons.append(f"option 'writerGrace' ('{settings['writerGrace']}') may not have passed")
     if header is not None:
-        reasons.append(f"none of {state.events} records had a readable header '{header}'")
+        reasons.append(f"none of {clock.events} records had a readable header '{header}'")
     if "writerFrom" in settings:
         reasons.append("some of its writers have no CTI")
-    elif frequency is not None and _has_read_no_time(state):
+    elif frequency is not None and _has_read_no_time(clock):
         where = describe_time_options(settings)
-        reasons.append(f"none of {state.events} events has a time that can be read ({where})")
+        reasons.append(f"none of {clock.events} events has a time that can be read ({where})")
     elif frequency is not None and frequency.isdigit():
-        reasons.append(f"{state.count} events count so far, and 'ctiFrequency' is {frequency}")
-    elif frequency is not None and state.last_us is not None and state.base_us is not None:
-        later = format_duration(max(state.last_us - state.base_us, 0))
+        reasons.append(f"{clock.count} events count so far, and 'ctiFrequency' is {frequency}")
+    elif frequency is not None and clock.last_us is not None and clock.base_us is not None:
+        later = format_duration(max(clock.last_us - clock.base_us, 0))
         reasons.append(f"the last event is {later} after the first, 'ctiFrequency' is {frequency}")
     return " and ".join(reasons) or "the events read so far have made none"
 

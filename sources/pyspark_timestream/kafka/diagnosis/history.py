@@ -25,7 +25,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import COUNTERS, PartitionState, min_cti
+from pyspark_timestream.rules.clocks import COUNTERS, PartitionClock, min_cti
 
 _NEXT_STEP: Final = "pass the directory that the query had as option 'checkpointLocation'"
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
@@ -74,7 +74,7 @@ class BatchRecord:
 
     Attributes:
         planned_us: the wall clock when it was planned.
-        offset: its offset: ranges, and the state before them.
+        offset: its offset: ranges, and the clocks before them.
         readable_ends: for each partition the offset after its last readable record then, if known.
         topic_settings: the option `timeSettings`, and the settings taken from the topic; None
             without the option, and if only the offset log is known.
@@ -91,10 +91,10 @@ class BatchRecord:
         return self.offset.settings
 
     @cached_property
-    def states(self) -> Mapping[Partition, PartitionState]:
+    def clocks(self) -> Mapping[Partition, PartitionClock]:
         """The clock of each partition."""
         return {
-            partition: partition_offset.state
+            partition: partition_offset.clock
             for partition, partition_offset in self.offset.partitions.items()
         }
 
@@ -187,13 +187,13 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
     }
 
 
-def find_silent_writers(state: PartitionState) -> list[str]:
+def find_silent_writers(clock: PartitionClock) -> list[str]:
     """Return the writers whose marks are the minimum while other marks or events go on."""
-    marks = {name: writer.mark_us for name, writer in state.writers}
+    marks = {name: writer.mark_us for name, writer in clock.writers}
     if None in marks.values():
         return [name for name, mark_us in marks.items() if mark_us is None]
     noted_us = [mark_us for mark_us in marks.values() if mark_us is not None]
-    times_us = [*noted_us, *([] if state.last_us is None else [state.last_us])]
+    times_us = [*noted_us, *([] if clock.last_us is None else [clock.last_us])]
     if not noted_us or max(times_us) == min(noted_us):
         return []
     return [name for name, mark_us in marks.items() if mark_us == min(noted_us)]
@@ -229,7 +229,7 @@ def find_since(
 def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
     """Return the partitions at the stream's CTI or without one, except idle ones."""
     clocks = {
-        partition: partition_offset.state.cti_us
+        partition: partition_offset.clock.cti_us
         for partition, partition_offset in moment.offset.partitions.items()
         if not partition_offset.idle
     }
@@ -307,7 +307,7 @@ def build_progress(
         topics.setdefault(partition.topic, {})[str(partition.number)] = _build_partition(
             partition_offset, ends.get(partition, partition_offset.end_exclusive)
         )
-        for name, count in partition_offset.state.counters().items():
+        for name, count in partition_offset.clock.counters().items():
             totals[name] += count
         malformed += partition_offset.malformed_values
     return {
@@ -333,11 +333,11 @@ def build_progress(
 
 def _build_partition(partition_offset: PartitionOffset, readable_end: int) -> dict[str, Any]:
     return {
-        "cti": _format_cti(partition_offset.state.cti_us),
+        "cti": _format_cti(partition_offset.clock.cti_us),
         "idle": partition_offset.idle,
         "lag": max(readable_end - partition_offset.start_inclusive, 0),
         "offset": partition_offset.start_inclusive,
-        **partition_offset.state.counters(),
+        **partition_offset.clock.counters(),
         "malformedValues": _report_malformed(partition_offset.malformed_values),
         "waits": partition_offset.waits,
     }

@@ -46,7 +46,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import has_reached, has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
+from pyspark_timestream.rules.clocks import EARLY_US, FAR_US, MAX_LEAD_US, PartitionClock
 
 _HEALTHY_FRACTION: Final = 0.01
 """A partition with a smaller fraction of late or malformed events counts as healthy."""
@@ -60,7 +60,7 @@ _MIN_AGREED_US: Final = HOUR_US
 _MIN_FUTURE_US: Final = MINUTE_US
 """The least `maxFuture` that is proposed; correct clocks differ by less."""
 
-_START: Final = PartitionState()
+_START: Final = PartitionClock()
 
 _MIN_LATE: Final = 10
 """Fewer late events do not show an order."""
@@ -117,8 +117,8 @@ def _report_counts(
 
     With `holds_back` they count as most of the stream's events, whatever their fraction is.
     """
-    partitions, states, total = sort_by_count(counts), history[-1].states, sum(counts.values())
-    events = sum(states[partition].events for partition in partitions)
+    partitions, clocks, total = sort_by_count(counts), history[-1].clocks, sum(counts.values())
+    events = sum(clocks[partition].events for partition in partitions)
     return Diagnosis(
         kind,
         name_partitions(partitions),
@@ -131,18 +131,18 @@ def _report_counts(
         well=frozenset(
             partition
             for partition in partitions
-            if counts[partition] < _HEALTHY_FRACTION * states[partition].events
+            if counts[partition] < _HEALTHY_FRACTION * clocks[partition].events
         ),
     )
 
 
 def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions with at least the fraction `least` of malformed events."""
-    last_batch, states = history[-1], history[-1].states
-    counts = {p: state.malformed for p, state in states.items() if has_malformed(state, least)}
+    last_batch, clocks = history[-1], history[-1].clocks
+    counts = {p: clock.malformed for p, clock in clocks.items() if has_malformed(clock, least)}
     if not counts or not _needs_times(last_batch):
         return
-    malformed, events = sum(counts.values()), sum(states[partition].events for partition in counts)
+    malformed, events = sum(counts.values()), sum(clocks[partition].events for partition in counts)
     advice = "correct the producers that write such events"
     if not keeps_late(last_batch.settings):
         advice += (
@@ -155,15 +155,15 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
         counts,
         f"{malformed} of {events} events have no time that can be read "
         f"({describe_time_options(last_batch.settings)})",
-        counter=lambda p: p.state.malformed,
+        counter=lambda p: p.clock.malformed,
         # If most events are malformed, the options are wrong, which the kind's own fix is about.
         advice="" if 2 * malformed >= events else advice,
     )
 
 
-def has_malformed(state: PartitionState, least: float = 0.0) -> bool:
-    """True if `state` has malformed events, at least the fraction `least` of all with a value."""
-    return state.malformed > 0 and state.malformed >= least * (state.events - state.tombstones)
+def has_malformed(clock: PartitionClock, least: float = 0.0) -> bool:
+    """True if `clock` has malformed events, at least the fraction `least` of all with a value."""
+    return clock.malformed > 0 and clock.malformed >= least * (clock.events - clock.tombstones)
 
 
 def _report_unusable(
@@ -177,12 +177,12 @@ def _report_unusable(
 
     `subject` names them; `advise` gets True if they are most events, or all of a partition.
     """
-    counts, states = _count_by_partition(history[-1], counter), history[-1].states
+    counts, clocks = _count_by_partition(history[-1], counter), history[-1].clocks
     if not counts:
         return
-    total, events = sum(counts.values()), sum(state.events for state in states.values())
+    total, events = sum(counts.values()), sum(clock.events for clock in clocks.values())
     text = f"{total} of {events} {subject}: {list_counts(counts)}"
-    mute = [partition for partition in sort_by_count(counts) if _has_no_time(states[partition])]
+    mute = [partition for partition in sort_by_count(counts) if _has_no_time(clocks[partition])]
     if mute:
         text += f"; without any other event there is no CTI in {name_partitions(mute)}"
     advice = advise(bool(mute) or 2 * total >= events)
@@ -199,20 +199,20 @@ def _find_tombstones(history: History) -> Iterator[Diagnosis]:
     return _report_unusable(
         Kind.TOMBSTONES,
         history,
-        lambda p: p.state.tombstones,
+        lambda p: p.clock.tombstones,
         f"records have no value, where {describe_time_options(last_batch.settings)}, and {fate}",
         lambda _: advice if is_kept else "",
     )
 
 
-def _has_no_time(state: PartitionState) -> bool:
+def _has_no_time(clock: PartitionClock) -> bool:
     """True if no event of the partition can drive its clock."""
-    return state.cti_us is None and state.unusable == state.events
+    return clock.cti_us is None and clock.unusable == clock.events
 
 
 def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions with events of early 1970, or a last one of 2100 or later."""
-    last_batch, states = history[-1], history[-1].states
+    last_batch, clocks = history[-1], history[-1].clocks
     if not _needs_times(last_batch):
         return
     source = (
@@ -220,14 +220,14 @@ def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
         f"from {describe_time_options(last_batch.settings)}"
     )
     early = {
-        partition: state.clues.early
-        for partition, state in states.items()
-        if state.clues.has_other_unit
+        partition: clock.clues.early
+        for partition, clock in clocks.items()
+        if clock.clues.has_other_unit
     }
     partitions = sorted(
-        partition for partition, state in states.items() if _is_improbable(state.last_us)
+        partition for partition, clock in clocks.items() if _is_improbable(clock.last_us)
     )
-    total, events = sum(early.values()), sum(states[partition].events for partition in early)
+    total, events = sum(early.values()), sum(clocks[partition].events for partition in early)
     if early and total < events:
         yield _report_counts(
             Kind.IMPROBABLE_TIMES,
@@ -241,7 +241,7 @@ def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
         yield Diagnosis(
             Kind.IMPROBABLE_TIMES,
             name_partitions(partitions),
-            f"the last event there is of {format_instant(states[partitions[0]].last_us or 0)}; "
+            f"the last event there is of {format_instant(clocks[partitions[0]].last_us or 0)}; "
             f"{source}",
             partitions=frozenset(partitions),
         )
@@ -264,14 +264,14 @@ def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diag
     counts = {
         partition: count
         for partition, count in _count_by_partition(history[-1], _count_malformed_values).items()
-        if count >= least * partition_offsets[partition].state.events
+        if count >= least * partition_offsets[partition].clock.events
     }
     if not counts:
         return
     malformed = sum(
         (partition_offsets[partition].malformed_values for partition in counts), NO_MALFORMED_VALUES
     )
-    events = sum(partition_offsets[partition].state.events for partition in counts)
+    events = sum(partition_offsets[partition].clock.events for partition in counts)
     reasons = ", ".join(f"{count} {reason}" for reason, count in malformed.by_reason)
     top_reason, _ = max(malformed.by_reason, key=lambda pair: pair[1], default=("", 0))
     yield _report_counts(
@@ -328,7 +328,7 @@ def _find_future_events(history: History) -> Iterator[Diagnosis]:
     return _report_unusable(
         Kind.FUTURE_EVENTS,
         history,
-        lambda p: p.state.future,
+        lambda p: p.clock.future,
         "events lie further after their record's timestamp than option 'maxFuture' "
         f"('{settings.get('maxFuture', '')}') and {fate}",
         partial(_advise_future, settings),
@@ -357,92 +357,92 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
 
 def is_clock_ahead(moment: BatchRecord, partition: Partition) -> bool:
     """True if a clock ahead has driven the CTI of `partition`."""
-    state = moment.states[partition]
-    if state.cti_us is None:
+    clock = moment.clocks[partition]
+    if clock.cti_us is None:
         return False
-    ahead_us, late = _measure_ahead(moment, state), count_late(state)
+    ahead_us, late = _measure_ahead(moment, clock), count_late(clock)
     if ahead_us > _MAX_AHEAD_US or not late:
         return ahead_us > _MAX_AHEAD_US
     return (
-        2 * state.clues.ahead >= late
+        2 * clock.clues.ahead >= late
         or ahead_us > MAX_LEAD_US
-        or _measure_gap(state) > _MAX_AHEAD_US
-        or _is_majority_late(state)
+        or _measure_gap(clock) > _MAX_AHEAD_US
+        or _is_majority_late(clock)
     )
 
 
-def count_late(state: PartitionState) -> int:
+def count_late(clock: PartitionClock) -> int:
     """Count the late events, except those with times that seem to be in another unit."""
-    late: int = sum(_READ_LATE(state))
-    return max(late - state.clues.early, 0) if state.clues.has_other_unit else late
+    late: int = sum(_READ_LATE(clock))
+    return max(late - clock.clues.early, 0) if clock.clues.has_other_unit else late
 
 
-def _measure_ahead(moment: BatchRecord, state: PartitionState) -> int:
+def _measure_ahead(moment: BatchRecord, clock: PartitionClock) -> int:
     """Return how far the CTI is ahead of the wall clock; 0 for a batch read, which has none."""
-    if state.cti_us is None or not moment.planned_us:
+    if clock.cti_us is None or not moment.planned_us:
         return 0
-    return max(state.cti_us - moment.planned_us, 0)
+    return max(clock.cti_us - moment.planned_us, 0)
 
 
-def _measure_gap(state: PartitionState) -> int:
+def _measure_gap(clock: PartitionClock) -> int:
     """Return how far the CTI is ahead of the last late event."""
-    behind_us = state.last_us if state.clues.behind_us is None else state.clues.behind_us
-    if state.cti_us is None or state.last_us is None or behind_us is None:
+    behind_us = clock.last_us if clock.clues.behind_us is None else clock.clues.behind_us
+    if clock.cti_us is None or clock.last_us is None or behind_us is None:
         return 0
-    return state.cti_us - behind_us if state.last_us < state.cti_us else 0
+    return clock.cti_us - behind_us if clock.last_us < clock.cti_us else 0
 
 
-def _is_majority_late(state: PartitionState) -> bool:
+def _is_majority_late(clock: PartitionClock) -> bool:
     """True if most events are far too late but in order, so that the others are wrong."""
-    late, clues = count_late(state), state.clues
+    late, clues = count_late(clock), clock.clues
     are_far = clues.most_late_us > _MIN_AGREED_US
     in_order = 10 * clues.misplaced < late
-    return are_far and in_order and late >= _MIN_LATE and 2 * late >= state.events
+    return are_far and in_order and late >= _MIN_LATE and 2 * late >= clock.events
 
 
 def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis of the partitions in `far`, for which `is_clock_ahead` is true."""
     last_batch = history[-1]
     # A last event of 2100 or later that made no event late is reported as an improbable time.
-    states = {
-        partition: state
-        for partition, state in last_batch.states.items()
-        if partition in far and (count_late(state) or (state.last_us or 0) < FAR_US)
+    clocks = {
+        partition: clock
+        for partition, clock in last_batch.clocks.items()
+        if partition in far and (count_late(clock) or (clock.last_us or 0) < FAR_US)
     }
-    if not states:
+    if not clocks:
         return
-    counts = {partition: count_late(state) for partition, state in states.items()}
+    counts = {partition: count_late(clock) for partition, clock in clocks.items()}
     partitions = sort_by_count(counts)
-    worst = states[partitions[0]]
-    late, events = sum(counts.values()), sum(state.events for state in states.values())
+    worst = clocks[partitions[0]]
+    late, events = sum(counts.values()), sum(clock.events for clock in clocks.values())
     text = f"{_describe_ahead(last_batch, worst)}; {late} of {events} events came late"
     if len(partitions) > 1 and late:
         text += (
             f": {list_counts({partition: count for partition, count in counts.items() if count})}"
         )
-    by_record = any(state.clues.ahead or state.clues.lead_us for state in states.values())
+    by_record = any(clock.clues.ahead or clock.clues.lead_us for clock in clocks.values())
     yield Diagnosis(
         Kind.FAR_FUTURE,
         name_partitions(partitions),
         text,
-        since_us=find_since(history, partitions[:1], lambda p: p.state.cti_us == worst.cti_us),
+        since_us=find_since(history, partitions[:1], lambda p: p.clock.cti_us == worst.cti_us),
         partitions=frozenset(partitions),
         level=late.bit_length(),
         advice=_advise_right_clock(last_batch.settings, by_record),
     )
 
 
-def _describe_ahead(moment: BatchRecord, state: PartitionState) -> str:
-    assert state.cti_us is not None
-    cti, ahead_us = format_instant(state.cti_us), state.clues.lead_us
+def _describe_ahead(moment: BatchRecord, clock: PartitionClock) -> str:
+    assert clock.cti_us is not None
+    cti, ahead_us = format_instant(clock.cti_us), clock.clues.lead_us
     if ahead_us is not None:
         return (
             f"an event {round_duration(ahead_us)} after its record's timestamp made the CTI {cti}"
         )
-    if _measure_ahead(moment, state):
+    if _measure_ahead(moment, clock):
         # Give no duration: a text that changes by itself makes a new offset, and so a batch.
         return f"its CTI is {cti}, ahead of the wall clock"
-    gap_us = max(_measure_gap(state), state.clues.most_late_us)
+    gap_us = max(_measure_gap(clock), clock.clues.most_late_us)
     if gap_us > 0:
         return f"its CTI is {cti}, {round_duration(gap_us)} ahead of the events that follow"
     return f"events far after their records' timestamps made the CTI, which is {cti} by now"
@@ -483,32 +483,32 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 
 def find_late_rows(history: History, settled: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that dropped late events and are not `settled`."""
-    last_batch, states = history[-1], history[-1].states
-    dropped = _count_by_partition(last_batch, lambda p: min(p.state.dropped, count_late(p.state)))
+    last_batch, clocks = history[-1], history[-1].clocks
+    dropped = _count_by_partition(last_batch, lambda p: min(p.clock.dropped, count_late(p.clock)))
     dropped = {partition: count for partition, count in dropped.items() if partition not in settled}
     if not dropped:
         return
-    total, events = sum(dropped.values()), sum(state.events for state in states.values())
+    total, events = sum(dropped.values()), sum(clock.events for clock in clocks.values())
     yield _report_counts(
         Kind.LATE_ROWS,
         history,
         dropped,
         f"{total} of {events} events arrived after a CTI later than their own time and were "
         "dropped: " + list_counts(dropped),
-        counter=lambda p: p.state.dropped,
+        counter=lambda p: p.clock.dropped,
         advice=_advise_delay(
             last_batch.settings,
-            [states[partition] for partition in dropped],
+            [clocks[partition] for partition in dropped],
             "if too many are late",
         ),
     )
 
 
 def _advise_delay(
-    settings: Mapping[str, str], states: Sequence[PartitionState], condition: str
+    settings: Mapping[str, str], clocks: Sequence[PartitionClock], condition: str
 ) -> str:
     """Propose the delay with which none of the events were late; empty if that is unknown."""
-    most_late_us = max(state.clues.most_late_us for state in states)
+    most_late_us = max(clock.clues.most_late_us for clock in clocks)
     if "ctiFrequency" not in settings:
         return (
             f"{condition}, have writers send a mark only after all earlier events, or set "
@@ -531,38 +531,38 @@ def _advise_delay(
 
 def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that lose half of their events and are not `settled`."""
-    last_batch, before = history[-1], history[0].states
+    last_batch, before = history[-1], history[0].clocks
     partitions = sorted(
         partition
-        for partition, state in last_batch.states.items()
-        if partition not in settled and _loses_rows(state, before.get(partition, _START))
+        for partition, clock in last_batch.clocks.items()
+        if partition not in settled and _loses_rows(clock, before.get(partition, _START))
     )
     if not partitions:
         return
-    states = [last_batch.states[partition] for partition in partitions]
-    events, malformed = sum(s.events for s in states), sum(s.malformed for s in states)
-    dropped, flagged = sum(s.dropped for s in states), sum(s.flagged for s in states)
+    clocks = [last_batch.clocks[partition] for partition in partitions]
+    events, malformed = sum(s.events for s in clocks), sum(s.malformed for s in clocks)
+    dropped, flagged = sum(s.dropped for s in clocks), sum(s.flagged for s in clocks)
     text = (
         f"of {events} events {dropped} were dropped as late, {flagged} flagged, "
         f"{malformed} malformed"
     )
-    worst = max(states, key=_count_lost)
+    worst = max(clocks, key=_count_lost)
     if worst.cti_us is not None and worst.last_us is not None and worst.last_us < worst.cti_us:
         behind_us = worst.cti_us - worst.last_us
         text += f"; the last event is {round_duration(behind_us)} before the CTI"
     has_late = 2 * malformed < dropped + flagged + malformed
-    advice = _advise_delay(last_batch.settings, states, "if they are not meant to be late")
+    advice = _advise_delay(last_batch.settings, clocks, "if they are not meant to be late")
     yield Diagnosis(
         Kind.EVERYTHING_DROPPED,
         name_partitions(partitions),
         text,
-        since_us=find_since(history, partitions, lambda p: _count_lost(p.state) > 0),
+        since_us=find_since(history, partitions, lambda p: _count_lost(p.clock) > 0),
         partitions=frozenset(partitions),
         advice=advice if has_late else "",
     )
 
 
-def _loses_rows(now: PartitionState, before: PartitionState) -> bool:
+def _loses_rows(now: PartitionClock, before: PartitionClock) -> bool:
     """True if half of all events, or of those since `before`, are lost."""
     lost, recent = _count_lost(now), now.events - before.events
     return (now.events > 0 and 2 * lost >= now.events) or (
@@ -570,8 +570,8 @@ def _loses_rows(now: PartitionState, before: PartitionState) -> bool:
     )
 
 
-def _count_lost(state: PartitionState) -> int:
-    return max(count_late(state) - state.adjusted, 0) + state.malformed
+def _count_lost(clock: PartitionClock) -> int:
+    return max(count_late(clock) - clock.adjusted, 0) + clock.malformed
 
 
 # -- replays ---------------------------------------------------------------------------------------
@@ -587,7 +587,7 @@ def find_short_replays(history: History) -> Iterator[Diagnosis]:
     begin, end = (offset.settings.get(name) for name in ("startingCti", "endingCti"))
     if not offset.bounded or any(count_remaining(history).values()):
         return
-    ctis_us = {partition: state.cti_us for partition, state in history[-1].states.items()}
+    ctis_us = {partition: clock.cti_us for partition, clock in history[-1].clocks.items()}
     ours_us = [cti_us for cti_us in ctis_us.values() if cti_us is not None]
     if begin is not None and max(ours_us, default=parse_instant(begin) - 1) < parse_instant(begin):
         text = f"no partition's CTI reaches {begin}: {_name_cti(max(ours_us, default=None))}"

@@ -41,7 +41,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.offsets.positions import name_other_unit
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class Warner:
             for partition in partitions:
                 if (
                     partition in after
-                    and after[partition].state.events == before[partition].state.events
+                    and after[partition].clock.events == before[partition].clock.events
                 ):
                     self._sample_diagnoses = self._try(self._examine_sample, partition, now) or []
                     break
@@ -185,7 +185,7 @@ class Warner:
         """Check once per run whether values also have a field `timestamp`, which is not read."""
         if not self._options.start_time.ambiguous_text or self._options.value_format != "json":
             return []
-        nonempty = [partition for partition, p in now.partitions.items() if p.state.events]
+        nonempty = [partition for partition, p in now.partitions.items() if p.clock.events]
         for partition in (partitions or nonempty)[:1]:
             if self._two_timestamps is None:
                 self._two_timestamps = self._try(self._compare_timestamps, partition, now) or []
@@ -200,13 +200,13 @@ class Warner:
         return [Diagnosis(Kind.TWO_TIMESTAMPS, "option 'startTime' = 'timestamp'", text)]
 
     def _examine_sample(self, partition: Partition, now: StreamOffset) -> list[Diagnosis]:
-        state, malformed = PartitionState(), NO_MALFORMED_VALUES
+        clock, malformed = PartitionClock(), NO_MALFORMED_VALUES
         for block in self._read_newest(partition, now):
             payload = read_payload(self._options, self._projection, block)
-            state, _ = step(self._options.rules, state, payload.events, payload.marks)
+            clock, _ = step(self._options.rules, clock, payload.events, payload.marks)
             malformed += MalformedValues.from_reasons(payload.count_malformed())
         position = now.partitions[partition].start_inclusive
-        partition_offset = PartitionOffset(position, position, state, malformed_values=malformed)
+        partition_offset = PartitionOffset(position, position, clock, malformed_values=malformed)
         alone = replace(now, partitions={partition: partition_offset})
         diagnoses = find_warnings((BatchRecord(0, alone),), 0)
         return [replace(diagnosis, scope="of its newest records") for diagnosis in diagnoses]
@@ -305,7 +305,7 @@ def warn_about_read(
     options: KafkaOptions,
     projection: Projection,
     create_reader: CreateReader,
-    ended: Mapping[Partition, tuple[int, PartitionState, MalformedValues]],
+    ended: Mapping[Partition, tuple[int, PartitionClock, MalformedValues]],
 ) -> None:
     """Log the mistakes in the records that a task of a batch read has read.
 
@@ -316,8 +316,8 @@ def warn_about_read(
         ended: partition -> its end offset, the clock there, and its malformed values and keys.
     """
     partition_offsets = {
-        partition: PartitionOffset(end, end, state, malformed_values=malformed)
-        for partition, (end, state, malformed) in ended.items()
+        partition: PartitionOffset(end, end, clock, malformed_values=malformed)
+        for partition, (end, clock, malformed) in ended.items()
     }
     blank = StreamOffset("", options.settings(), 1, {})
     now = replace(blank, partitions=partition_offsets)
@@ -368,7 +368,7 @@ def find_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
 _MIN_EVENTS: Final = 10
 """Counts of fewer events are too random to report."""
 
-_NOTHING: Final = PartitionOffset(0, 0, PartitionState())
+_NOTHING: Final = PartitionOffset(0, 0, PartitionClock())
 
 PartitionOffsets = Mapping[Partition, PartitionOffset]
 
@@ -393,9 +393,9 @@ def update_counts(
     for partition, partition_offset in now.items():
         began = recent.since.get(partition) or before.get(partition) or _NOTHING
         more = _subtract_counts(began, partition_offset)
-        is_enough = more.state.events >= _MIN_EVENTS
+        is_enough = more.clock.events >= _MIN_EVENTS
         # A recreated partition begins to count again, so its difference is negative.
-        since[partition] = partition_offset if is_enough or more.state.events < 0 else began
+        since[partition] = partition_offset if is_enough or more.clock.events < 0 else began
         if is_enough or partition in recent.counts:
             counts[partition] = more if is_enough else recent.counts[partition]
     return RecentCounts(since, counts)
@@ -414,11 +414,11 @@ def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagno
 
 def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:
     """Return `after` with only the counts since `before`."""
-    state = replace(
-        after.state,
-        events=after.state.events - before.state.events,
-        malformed=after.state.malformed - before.state.malformed,
+    clock = replace(
+        after.clock,
+        events=after.clock.events - before.clock.events,
+        malformed=after.clock.malformed - before.clock.malformed,
     )
     return replace(
-        after, state=state, malformed_values=after.malformed_values - before.malformed_values
+        after, clock=clock, malformed_values=after.malformed_values - before.malformed_values
     )

@@ -92,7 +92,7 @@ from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan
 from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
 from pyspark_timestream.kafka.task import RangeEnd
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -330,8 +330,8 @@ class StreamDriver:
     def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
         """Return the positions of the partitions that have reached `endingCti`."""
         until_us = self._options.ending_cti_us
-        states = {} if until_us is None else self._get_end_states(previous).states
-        return find_ended(previous, states, until_us)
+        clocks = {} if until_us is None else self._get_end_states(previous).clocks
+        return find_ended(previous, clocks, until_us)
 
     def _choose_min_offsets(self) -> int | None:
         """Return how many new offsets the batch waits for; None if it does not wait."""
@@ -396,8 +396,8 @@ class StreamDriver:
         if is_initial_offset(start):
             return join_batches(None, {}, end, None)
         previous = self.read_offset(start)
-        states = self._get_end_states(previous).states
-        return join_batches(previous, states, end, max_emitted_cti(previous, states))
+        clocks = self._get_end_states(previous).clocks
+        return join_batches(previous, clocks, end, max_emitted_cti(previous, clocks))
 
     def note_end(
         self,
@@ -489,7 +489,7 @@ class StreamDriver:
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
             malformed_values=end_states.malformed_values,
         )
-        state = StreamState(previous, end_states.states, snapshot, run)
+        state = StreamState(previous, end_states.clocks, snapshot, run)
         warnings = self._warner.update(
             previous, carry_over(state), snapshot.ends, now_us, end_states.diagnoses
         )
@@ -648,7 +648,7 @@ class StreamDriver:
             self._last_end_states = (offset, end_states)
         return self._last_end_states[1]
 
-    def _read_again(self, offset: StreamOffset, offset_range: Range) -> PartitionState:
+    def _read_again(self, offset: StreamOffset, offset_range: Range) -> PartitionClock:
         options, partition = self._options.as_of(offset.settings), offset_range.partition
         if recreated_topics(offset.topic_ids, self._broker.topic_ids({partition.topic})):
             # Other records have these offsets now.

@@ -1,6 +1,6 @@
 """Finds the clocks after a batch in the consumer group, or restores them (semantics 8.3).
 
-Tasks commit the clocks at the ends of their ranges to the group. If a state is missing there, the
+Tasks commit the clocks at the ends of their ranges to the group. If a clock is missing there, the
 driver reads the records again for the clock only. A stream without CTIs and event rules has no
 clock: then only the counts of those records are missing. Diagnoses tell the user about lost time
 and missing counts.
@@ -30,8 +30,8 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
-from pyspark_timestream.kafka.task import RangeEnd, compute_end_state
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.kafka.task import RangeEnd, compute_end_clock
+from pyspark_timestream.rules.clocks import PartitionClock
 
 _LOG: Final = logging.getLogger(__name__)
 _REPEATED_KINDS: Final = (Kind.SESSION_SETTING, Kind.LARGE_CLOCK, Kind.SHARED_GROUP, Kind.UNCOUNTED)
@@ -42,12 +42,12 @@ class EndStates:
     """The end of a batch.
 
     Attributes:
-        states: every partition's clock.
+        clocks: every partition's clock.
         malformed_values: per partition, the malformed values and keys that tasks counted.
         diagnoses: the problems found while looking for these, for the user.
     """
 
-    states: Mapping[Partition, PartitionState]
+    clocks: Mapping[Partition, PartitionClock]
     malformed_values: Mapping[Partition, MalformedValues]
     diagnoses: tuple[Diagnosis, ...] = ()
 
@@ -56,7 +56,7 @@ def copy_start_states(offset: StreamOffset) -> EndStates:
     """Return the states at the start of the batch `offset`, as if the batch read nothing."""
     return EndStates(
         {
-            partition: partition_offset.state
+            partition: partition_offset.clock
             for partition, partition_offset in offset.partitions.items()
         },
         {
@@ -69,26 +69,26 @@ def copy_start_states(offset: StreamOffset) -> EndStates:
 def take_end_states(offset: StreamOffset, range_ends: Mapping[Partition, RangeEnd]) -> EndStates:
     """Return the end states of the batch `offset` from those of its ranges."""
     start_states = copy_start_states(offset)
-    states, malformed = dict(start_states.states), dict(start_states.malformed_values)
+    clocks, malformed = dict(start_states.clocks), dict(start_states.malformed_values)
     for partition, end in range_ends.items():
-        states[partition] = end.state
+        clocks[partition] = end.clock
         malformed[partition] += end.malformed_values
-    return EndStates(states, malformed, _repeat_diagnoses(offset))
+    return EndStates(clocks, malformed, _repeat_diagnoses(offset))
 
 
 def find_end_states(
     offset: StreamOffset,
     metadata: Mapping[Partition, str],
-    restore: Callable[[Range], PartitionState] | None,
+    restore: Callable[[Range], PartitionClock] | None,
     group: str,
 ) -> EndStates:
     """Find the end states of the batch `offset` in the group's metadata.
 
-    `restore` computes the clock after a range from its records; None if the states hold only
+    `restore` computes the clock after a range from its records; None if the clocks hold only
     counts, which are not worth reading the records again.
     """
     start_states = copy_start_states(offset)
-    states, malformed = dict(start_states.states), dict(start_states.malformed_values)
+    clocks, malformed = dict(start_states.clocks), dict(start_states.malformed_values)
     decoded: dict[Partition, GroupMetadata] = {}
     for offset_range in offset.ranges():
         if not offset_range.size:
@@ -97,16 +97,16 @@ def find_end_states(
         committed = decode_group_metadata(offset, partition, metadata.get(partition))
         decoded[partition] = committed
         malformed[partition] += committed.malformed_values
-        state = committed.state
-        if state is None and restore is not None:
-            state = restore(offset_range)
-        states[partition] = state or states[partition]
+        clock = committed.clock
+        if clock is None and restore is not None:
+            clock = restore(offset_range)
+        clocks[partition] = clock or clocks[partition]
     if not decoded:
-        return EndStates(states, malformed, _repeat_diagnoses(offset))
-    diagnoses = [*_find_broken_settings(decoded), *_find_refused_states(decoded, states)]
-    if any(committed.state is None for committed in decoded.values()):
+        return EndStates(clocks, malformed, _repeat_diagnoses(offset))
+    diagnoses = [*_find_broken_settings(decoded), *_find_refused_states(decoded, clocks)]
+    if any(committed.clock is None for committed in decoded.values()):
         diagnoses += _find_missing_states(decoded, group, is_read_again=restore is not None)
-    return EndStates(states, malformed, tuple(diagnoses))
+    return EndStates(clocks, malformed, tuple(diagnoses))
 
 
 def _repeat_diagnoses(offset: StreamOffset) -> tuple[Diagnosis, ...]:
@@ -126,7 +126,7 @@ def _find_broken_settings(decoded: Mapping[Partition, GroupMetadata]) -> Iterato
 
 
 def _find_refused_states(
-    decoded: Mapping[Partition, GroupMetadata], states: Mapping[Partition, PartitionState]
+    decoded: Mapping[Partition, GroupMetadata], clocks: Mapping[Partition, PartitionClock]
 ) -> Iterator[Diagnosis]:
     lengths = {
         partition: committed.refused_length
@@ -138,7 +138,7 @@ def _find_refused_states(
     longest = max(lengths, key=lambda partition: (lengths[partition], partition))
     # The native reader commits a text with a final zero byte, which the broker counts.
     length = lengths[longest] + 1
-    writer_count = len(states[longest].writers)
+    writer_count = len(clocks[longest].writers)
     yield Diagnosis(
         Kind.LARGE_CLOCK,
         name_partitions(sorted(lengths)),
@@ -175,16 +175,16 @@ def load_end_states(
     options: KafkaOptions,
     offset: StreamOffset,
     broker: Broker,
-    restore: Callable[[Range], PartitionState],
+    restore: Callable[[Range], PartitionClock],
 ) -> EndStates:
     """Load the clocks after the batch `offset`; `restore` reads a missing one from its records.
 
     Raises:
-        DataLost: no task committed a state, and its records are gone.
+        DataLost: no task committed a clock, and its records are gone.
     """
     if options.is_cut:
-        # No task sees a whole partition, so none has its state. Cutting is only allowed without
-        # CTIs, so the state would hold nothing but counts.
+        # No task sees a whole partition, so none has its clock. Cutting is only allowed without
+        # CTIs, so the clock would hold nothing but counts.
         return copy_start_states(offset)
     metadata = broker.committed_metadata(
         [offset_range.partition for offset_range in offset.ranges() if offset_range.size]
@@ -193,7 +193,7 @@ def load_end_states(
     return find_end_states(offset, metadata, restore if options.is_ordered else None, group)
 
 
-def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range) -> PartitionState:
+def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range) -> PartitionClock:
     """Return the clock at the start of a range, because the topic of its records is gone (8.3).
 
     Raises:
@@ -206,7 +206,7 @@ def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range)
     if options.fail_on_data_loss:
         raise DataLost(f"{loss}. {LOSS_ADVICE}")
     _LOG.warning("%s; it goes on as it was at offset %d", loss, offset_range.start_inclusive)
-    return offset.partitions[offset_range.partition].state
+    return offset.partitions[offset_range.partition].clock
 
 
 def read_again(
@@ -214,17 +214,17 @@ def read_again(
     offset: StreamOffset,
     offset_range: Range,
     create_reader: Callable[[KafkaOptions, str], RangeReader],
-) -> PartitionState:
-    """Read `offset_range` again to restore a state that no task committed.
+) -> PartitionClock:
+    """Read `offset_range` again to restore a clock that no task committed.
 
     Raises:
         DataLost: the records are gone.
     """
-    state = offset.partitions[offset_range.partition].state
+    clock = offset.partitions[offset_range.partition].clock
     _LOG.info("reading %s again: no task committed its state to the group", offset_range)
     reader = create_reader(options, group_name(options.group_prefix, offset.stream))
     try:
-        return compute_end_state(options, TaskRange(offset_range, state), reader.read)
+        return compute_end_clock(options, TaskRange(offset_range, clock), reader.read)
     except DataLost as error:
         raise DataLost(
             f"no task committed the clock of {offset_range.partition} after offset "

@@ -47,7 +47,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
-from pyspark_timestream.rules.state import max_known, raise_cti
+from pyspark_timestream.rules.clocks import max_known, raise_cti
 
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
 _NO_WORK_AFTER_US: Final = 1_000_000
@@ -183,8 +183,8 @@ def change_import(
     if before is None or after is None:
         return imported
     partitions = {
-        partition: replace(state, state=change_clock(state.state, before, after))
-        for partition, state in imported.partitions.items()
+        partition: replace(progress, clock=change_clock(progress.clock, before, after))
+        for partition, progress in imported.partitions.items()
     }
     return replace(imported, partitions=partitions)
 
@@ -261,17 +261,17 @@ class CtiImporter:
         self, topic: ImportedTopic, readable_ends: Mapping[Partition, int], now_us: int
     ) -> ImportedTopic:
         """Update the idle partitions; raise one that is active again to the topic's CTI."""
-        was_idle = {partition for partition, state in topic.partitions.items() if state.idle}
+        was_idle = {partition for partition, progress in topic.partitions.items() if progress.idle}
         since_us = self._idle_tracker.update(
             self._broker, topic.positions, readable_ends, was_idle, now_us
         )
         idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
         partitions = {}
-        for partition, state in topic.partitions.items():
+        for partition, progress in topic.partitions.items():
             if partition in was_idle - idle and topic.cti_us is not None:
-                state = _raise_partition(state, topic.cti_us)
+                progress = _raise_partition(progress, topic.cti_us)
             partitions[partition] = replace(
-                state, idle=partition in idle, caught_up_since_us=since_us.get(partition)
+                progress, idle=partition in idle, caught_up_since_us=since_us.get(partition)
             )
         return replace(topic, partitions=partitions)
 
@@ -304,8 +304,8 @@ class CtiImporter:
             if partition not in last_positions and partition in earliest
         }
         partitions = {
-            partition: self._read_partition(partition, state, ends[partition])
-            for partition, state in starts.items()
+            partition: self._read_partition(partition, progress, ends[partition])
+            for partition, progress in starts.items()
         }
         return replace(topic, partitions=partitions)
 
@@ -369,15 +369,15 @@ class CtiImporter:
         offset_range = Range(partition, progress.position, end)
         if offset_range.size <= 0:
             return progress
-        for state, ctis_us in follow_clock(
-            self._options, TaskRange(offset_range, progress.state), self._read_range
+        for clock, ctis_us in follow_clock(
+            self._options, TaskRange(offset_range, progress.clock), self._read_range
         ):
-            progress = advance(progress, state, ctis_us)
+            progress = advance(progress, clock, ctis_us)
         return replace(progress, position=end)
 
 
 def _start_partition(topic: ImportedTopic, position: int) -> ImportedPartition:
-    """Return the state of a new partition, raised so that the topic's CTI does not fall."""
+    """Return the progress of a new partition, raised so that the topic's CTI does not fall."""
     new = ImportedPartition(position)
     return new if topic.cti_us is None else _raise_partition(new, topic.cti_us)
 
@@ -385,7 +385,7 @@ def _start_partition(topic: ImportedTopic, position: int) -> ImportedPartition:
 def _raise_partition(partition: ImportedPartition, cti_us: int) -> ImportedPartition:
     return replace(
         partition,
-        state=raise_cti(partition.state, cti_us),
+        clock=raise_cti(partition.clock, cti_us),
         cti_us=max_known(partition.cti_us, cti_us),
     )
 

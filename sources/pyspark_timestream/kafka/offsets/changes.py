@@ -13,7 +13,7 @@ from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.options import OptionSpec, option_specs, quote_setting
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import NOW
-from pyspark_timestream.rules.state import PartitionState, change_rules
+from pyspark_timestream.rules.clocks import PartitionClock, change_rules
 
 Settings = Mapping[str, str]
 
@@ -104,9 +104,9 @@ class NewRules:
     before: KafkaOptions
     after: KafkaOptions
 
-    def move(self, state: PartitionState) -> PartitionState:
+    def move(self, clock: PartitionClock) -> PartitionClock:
         """Return the clock with which a partition goes on."""
-        return change_clock(state, self.before, self.after)
+        return change_clock(clock, self.before, self.after)
 
     @property
     def leaves_import_out(self) -> bool:
@@ -115,11 +115,11 @@ class NewRules:
 
 
 def change_clock(
-    state: PartitionState, before: KafkaOptions, after: KafkaOptions
-) -> PartitionState:
+    clock: PartitionClock, before: KafkaOptions, after: KafkaOptions
+) -> PartitionClock:
     """Return the clock with which a partition goes on by other options."""
     return change_rules(
-        state,
+        clock,
         before.rules,
         after.rules,
         forgets_marks=before.cti_header not in (None, after.cti_header),

@@ -2,10 +2,10 @@
 
 A group stores a text with each partition's offset, up to the broker's setting
 `offset.metadata.max.bytes` (by default 4096). The driver reads it for the next batch. Task and
-driver both know the state before the range, so the text has only the differences of the writers'
+driver both know the clock before the range, so the text has only the differences of the writers'
 clocks from it, without the names. 5,000 writers that move in step need no more room than one; of
-writers that move independently, 700 fit. A key covers the state before the range, the range and the
-settings. The runs of a copied checkpoint share the group, and by the key each knows its own states.
+writers that move independently, 700 fit. A key covers the clock before the range, the range and the
+settings. The runs of a copied checkpoint share the group, and by the key each knows its own clocks.
 """
 
 import base64
@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     StreamOffset,
 )
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState, WriterState
+from pyspark_timestream.rules.clocks import PartitionClock, WriterState
 
 
 def group_name(prefix: str, stream: str) -> str:
@@ -64,17 +64,17 @@ class GroupMetadata:
     """The decoded metadata of one partition, for one batch.
 
     Attributes:
-        state: the clock after the range, committed by a task of this batch; None if missing.
+        clock: the clock after the range, committed by a task of this batch; None if missing.
         malformed_values: the malformed values and keys in the range, if a task counted them.
         settings: (name, value) of session settings, seen by the task, that break what CTIs
             promise.
-        refused_length: the length of the text with the state, if the broker refused it as too
+        refused_length: the length of the text with the clock, if the broker refused it as too
             long; None otherwise.
         other_stream: the first characters of another stream's id, if a task of that stream wrote
             the metadata; None otherwise.
     """
 
-    state: PartitionState | None = None
+    clock: PartitionClock | None = None
     malformed_values: MalformedValues = NO_MALFORMED_VALUES
     settings: tuple[tuple[str, str], ...] = ()
     refused_length: int | None = None
@@ -84,7 +84,7 @@ class GroupMetadata:
 def encode_group_metadata(
     offset: StreamOffset,
     partition: Partition,
-    end: PartitionState,
+    end: PartitionClock,
     malformed_values: MalformedValues = NO_MALFORMED_VALUES,
     settings: Mapping[str, str] | None = None,
 ) -> str:
@@ -94,7 +94,7 @@ def encode_group_metadata(
     """
     value = {
         "for": _compute_key(offset, partition),
-        "packed": _pack(end, offset.partitions[partition].state),
+        "packed": _pack(end, offset.partitions[partition].clock),
         "settings": dict(settings or {}),
         "stream": offset.stream[:_STREAM_PREFIX_LENGTH],
         "version": _METADATA_VERSION,
@@ -104,10 +104,10 @@ def encode_group_metadata(
     return _to_text({name: entry for name, entry in value.items() if entry or entry == 0})
 
 
-def drop_state(metadata: str) -> str:
-    """Replace the state by the text's length, after the broker refused the text as too long.
+def drop_clock(metadata: str) -> str:
+    """Replace the clock by the text's length, after the broker refused the text as too long.
 
-    Return a text without a state unchanged.
+    Return a text without a clock unchanged.
     """
     value = json.loads(metadata or "{}")
     if "packed" not in value:
@@ -128,9 +128,9 @@ def decode_group_metadata(
             stream = value.get("stream", "")
             is_other = stream and not offset.stream.startswith(stream)
             return GroupMetadata(other_stream=stream if is_other else None)
-        start = offset.partitions[partition].state
+        start = offset.partitions[partition].clock
         return GroupMetadata(
-            state=_unpack(value["packed"], start) if "packed" in value else None,
+            clock=_unpack(value["packed"], start) if "packed" in value else None,
             malformed_values=MalformedValues.from_json(value),
             settings=tuple(sorted(value.get("settings", {}).items())),
             refused_length=value.get("length"),
@@ -140,24 +140,24 @@ def decode_group_metadata(
 
 
 def describe_missing_states(is_ordered: bool) -> str:
-    """Return, for a message, the cost of states that are missing in the group."""
+    """Return, for a message, the cost of clocks that are missing in the group."""
     if is_ordered:
         return "its batches are read a second time to restore their clocks"
     return "the counts in the progress leave its records out"
 
 
-def _pack(state: PartitionState, start: PartitionState) -> str:
-    """Return `state` as ASCII text, as differences from `start`."""
+def _pack(clock: PartitionClock, start: PartitionClock) -> str:
+    """Return `clock` as ASCII text, as differences from `start`."""
     body: list[bytes] = []
-    head = replace(state, writers=()).to_json()
-    if state.writers or start.writers:
-        head["writers"] = _pack_writers(dict(state.writers), dict(start.writers), body)
+    head = replace(clock, writers=()).to_json()
+    if clock.writers or start.writers:
+        head["writers"] = _pack_writers(dict(clock.writers), dict(start.writers), body)
     deflate = zlib.compressobj(wbits=_RAW_DEFLATE, zdict=_compression_dictionary(start))
     text = b"\n".join((_to_text(head).encode(), b"".join(body)))
     return base64.b85encode(deflate.compress(text) + deflate.flush()).decode()
 
 
-def _unpack(text: str, start: PartitionState) -> PartitionState:
+def _unpack(text: str, start: PartitionClock) -> PartitionClock:
     """Read the result of `_pack`.
 
     Raises:
@@ -178,12 +178,12 @@ def _unpack(text: str, start: PartitionState) -> PartitionState:
         )
         if packed_writers.read(1):
             raise ValueError("there are more numbers than writers")
-        return replace(PartitionState.from_json(fields), writers=writers)
+        return replace(PartitionClock.from_json(fields), writers=writers)
     except _UNREADABLE as error:
         raise ValueError(f"the packed clock cannot be read: {error}") from error
 
 
-def _compression_dictionary(start: PartitionState) -> bytes:
+def _compression_dictionary(start: PartitionClock) -> bytes:
     """Return a text that both sides know; new names and instants resemble those in it."""
     names = [name for name, _ in start.writers]
     return _to_text([names, replace(start, writers=()).to_json()]).encode()
@@ -341,7 +341,7 @@ def _compute_key(offset: StreamOffset, partition: Partition) -> str:
         partition.number,
         partition_offset.start_inclusive,
         partition_offset.end_exclusive,
-        partition_offset.state.to_json(),
+        partition_offset.clock.to_json(),
         sorted(offset.settings.items()),
     ]
     return hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]

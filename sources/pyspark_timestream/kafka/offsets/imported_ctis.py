@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pyspark_timestream.core.instants import FINAL_US, Instants
 from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
-from pyspark_timestream.rules.state import PartitionState, compute_stream_cti
+from pyspark_timestream.rules.clocks import PartitionClock, compute_stream_cti
 
 Pending = tuple[tuple[int, int], ...]
 """Pairs (offset, CTI in us), both strictly increasing."""
@@ -25,11 +25,11 @@ MAX_PENDING: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ImportedPartition:
-    """The state of one partition of the imported topic.
+    """How far one partition of the imported topic has been read, and its time there.
 
     Attributes:
         position: the next offset to read.
-        state: the partition's clock before `position`.
+        clock: the partition's clock before `position`.
         cti_us: its greatest CTI below the final one; None before the first.
         ended: True once its final CTI has been read.
         idle: True if it does not hold the topic's CTI back.
@@ -37,7 +37,7 @@ class ImportedPartition:
     """
 
     position: int
-    state: PartitionState = PartitionState()
+    clock: PartitionClock = PartitionClock()
     cti_us: int | None = None
     ended: bool = False
     idle: bool = False
@@ -51,7 +51,7 @@ class ImportedPartition:
             "cti": self.cti_us,
             "ended": self.ended,
             "idle": self.idle or None,
-            "state": self.state.to_json(),
+            "state": self.clock.to_json(),
         }
         return {name: value for name, value in entries.items() if value is not None}
 
@@ -60,7 +60,7 @@ class ImportedPartition:
         """Read the result of `to_json`."""
         return cls(
             position=value["at"],
-            state=PartitionState.from_json(value["state"]),
+            clock=PartitionClock.from_json(value["state"]),
             cti_us=value.get("cti"),
             ended=value["ended"],
             idle=value.get("idle", False),
@@ -73,7 +73,7 @@ class ImportedTopic:
     """The state of the imported topic.
 
     Attributes:
-        partitions: the states of its partitions.
+        partitions: the progress of its partitions.
         cti_us: the topic's CTI, the least of its partitions'; None before the first. It never goes
             back.
     """
@@ -84,11 +84,13 @@ class ImportedTopic:
     @property
     def positions(self) -> dict[Partition, int]:
         """Return the next offset to read in each partition."""
-        return {partition: state.position for partition, state in self.partitions.items()}
+        return {partition: progress.position for partition, progress in self.partitions.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys."""
-        partitions = {partition: state.to_json() for partition, state in self.partitions.items()}
+        partitions = {
+            partition: progress.to_json() for partition, progress in self.partitions.items()
+        }
         return {"cti": self.cti_us, "partitions": group_by_topic(partitions)}
 
     @classmethod
@@ -97,21 +99,21 @@ class ImportedTopic:
         partitions = list_by_partition(value["partitions"])
         return cls(
             {
-                partition: ImportedPartition.from_json(state)
-                for partition, state in partitions.items()
+                partition: ImportedPartition.from_json(progress)
+                for partition, progress in partitions.items()
             },
             value["cti"],
         )
 
 
 def advance(
-    partition: ImportedPartition, state: PartitionState, ctis_us: Instants
+    partition: ImportedPartition, clock: PartitionClock, ctis_us: Instants
 ) -> ImportedPartition:
-    """Advance a partition over a block that gave the clock `state` and increasing CTIs."""
+    """Advance a partition over a block that gave the clock `clock` and increasing CTIs."""
     finite = ctis_us[ctis_us < FINAL_US]
     return replace(
         partition,
-        state=state,
+        clock=clock,
         cti_us=int(finite[-1]) if len(finite) else partition.cti_us,
         ended=partition.ended or len(finite) < len(ctis_us),
     )

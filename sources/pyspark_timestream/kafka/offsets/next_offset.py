@@ -7,7 +7,7 @@ another topic uses the `BrokerSnapshot`, and the offset records the decision.
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
@@ -41,7 +41,7 @@ from pyspark_timestream.kafka.offsets.tasks import (
     note_restart_point,
 )
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
-from pyspark_timestream.rules.state import compute_stream_cti, raise_cti
+from pyspark_timestream.rules.clocks import compute_stream_cti, raise_cti
 
 NO_TIME_INDEX: Final[Mapping[Partition, int | None]] = {}
 
@@ -156,9 +156,9 @@ def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
         if not state.last_of(partition):
             return partition_offset
         pending = () if change.leaves_import_out else partition_offset.pending
-        return replace(partition_offset, state=change.move(partition_offset.state), pending=pending)
+        return replace(partition_offset, clock=change.move(partition_offset.clock), pending=pending)
 
-    return _map_partitions(replace(planned, settings=change.settings), move)
+    return _change_partitions(replace(planned, settings=change.settings), move, with_missing=True)
 
 
 def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -176,7 +176,7 @@ def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
         points = note_change_points(last_offset, changes, planned.number, start, committed)
         return replace(partition_offset, change_points=points)
 
-    return _map_partitions(replace(planned, changes=changes), note)
+    return _change_partitions(replace(planned, changes=changes), note, with_missing=True)
 
 
 def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -188,28 +188,30 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
     was_idle = {partition for partition in planned.partitions if state.was_idle(partition)}
     timeout_us = state.run.idle_timeout_us
     idle = idle_partitions(snapshot.caught_up_since_us, was_idle, timeout_us, snapshot.now_us)
-    changed = {
-        partition
-        for partition in planned.partitions
-        if (partition in idle) != (partition in was_idle)
-    }
-    return _change_partitions(
-        planned, {partition: {"idle": partition in idle} for partition in changed}
-    )
+
+    def set_idle(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
+        is_idle = partition in idle
+        if partition_offset.idle == is_idle:
+            return partition_offset
+        return replace(partition_offset, idle=is_idle)
+
+    return _change_partitions(planned, set_idle)
 
 
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """6.3: an imported CTI takes effect once the partition is read to the end it then had."""
-    changes: dict[Partition, dict[str, Any]] = {}
     recreated = recreated_topics(state.previous.topic_ids, state.snapshot.topic_ids)
-    for partition, partition_offset in planned.partitions.items():
+
+    def take(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
         pending = _defer_import(state, partition, partition_offset, recreated)
-        if pending:
-            cti_us, pending = release(pending, partition_offset.start_inclusive)
-            clock = partition_offset.state
-            clock = clock if cti_us is None else raise_cti(clock, cti_us)
-            changes[partition] = {"pending": pending, "state": clock}
-    return _change_partitions(planned, changes)
+        if not pending:
+            return partition_offset
+        cti_us, pending = release(pending, partition_offset.start_inclusive)
+        clock = partition_offset.clock
+        clock = clock if cti_us is None else raise_cti(clock, cti_us)
+        return replace(partition_offset, pending=pending, clock=clock)
+
+    return _change_partitions(planned, take)
 
 
 def _defer_import(
@@ -245,7 +247,7 @@ def _set_stream_cti(
     for partition, partition_offset in planned.partitions.items():
         is_new = state.is_new(partition) or state.was_idle(partition)
         group = idle if partition_offset.idle else new if is_new else active
-        group.append(partition_offset.state.cti_us)
+        group.append(partition_offset.clock.cti_us)
     cti_us = compute_stream_cti(active, new, idle, emitted_us)
     if not idle or active or new or state.has_run_ended or state.previous.final:
         return replace(planned, cti_us=cti_us)
@@ -265,18 +267,19 @@ def _raise_to_stream_cti(state: StreamState, planned: StreamOffset) -> StreamOff
     cti_us = planned.cti_us
     if cti_us is None:
         return planned
-    raised = {
-        partition: raise_cti(partition_offset.state, cti_us)
-        for partition, partition_offset in planned.partitions.items()
-        if state.is_new(partition)
-        or (not partition_offset.idle and (state.was_idle(partition) or not state.previous.final))
-    }
-    changes = {
-        partition: {"state": clock}
-        for partition, clock in raised.items()
-        if clock is not planned.partitions[partition].state
-    }
-    return _change_partitions(planned, changes)
+    previous_is_final = state.previous.final
+
+    def raise_clock(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
+        is_active = not partition_offset.idle
+        is_back = is_active and state.was_idle(partition)
+        if not (state.is_new(partition) or is_back or (is_active and not previous_is_final)):
+            return partition_offset
+        clock = raise_cti(partition_offset.clock, cti_us)
+        if clock is partition_offset.clock:
+            return partition_offset
+        return replace(partition_offset, clock=clock)
+
+    return _change_partitions(planned, raise_clock)
 
 
 def _set_ranges(
@@ -288,18 +291,20 @@ def _set_ranges(
     alignment = find_alignment(state, reachable)
     aligned, waiting = align_ends(alignment, positions, reachable, time_index)
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets, aligned)
-    changes = {}
-    for partition, partition_offset in planned.partitions.items():
-        last_offset, clock = state.last_of(partition), partition_offset.state
+
+    def set_range(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
+        last_offset, clock = state.last_of(partition), partition_offset.clock
         start = planned.number, partition_offset.start_inclusive, run.committed_batch
         forced_us = None if clock.cti_us == state.clock_of(partition).cti_us else clock.cti_us
-        changes[partition] = {
-            "end_exclusive": limited[partition],
-            "restart_points": note_restart_point(last_offset, *start),
-            "forced_ctis": note_forced_cti(last_offset, *start, cti_us=forced_us),
-            "waits": partition in waiting,
-        }
-    return _change_partitions(planned, changes)
+        return replace(
+            partition_offset,
+            end_exclusive=limited[partition],
+            restart_points=note_restart_point(last_offset, *start),
+            forced_ctis=note_forced_cti(last_offset, *start, cti_us=forced_us),
+            waits=partition in waiting,
+        )
+
+    return _change_partitions(planned, set_range)
 
 
 def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition, int]:
@@ -311,7 +316,7 @@ def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition
     # A partition found during a bounded run has no bound, so it waits for the next run.
     return {
         partition: position
-        if can_end and has_reached(planned.partitions[partition].state.cti_us, until_us)
+        if can_end and has_reached(planned.partitions[partition].clock.cti_us, until_us)
         else max(state.snapshot.ends.get(partition, position), position)
         for partition, position in state.snapshot.positions.items()
     }
@@ -358,25 +363,17 @@ def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
     return run.bounded and not state.has_run_ended
 
 
-def _map_partitions(
-    planned: StreamOffset, change: Callable[[Partition, PartitionOffset], PartitionOffset]
+def _change_partitions(
+    planned: StreamOffset,
+    change: Callable[[Partition, PartitionOffset], PartitionOffset],
+    *,
+    with_missing: bool = False,
 ) -> StreamOffset:
-    """Return the offset with `change` applied to all partitions, also to missing ones."""
+    """Return the offset with `change` applied to each partition, and to missing ones if wanted."""
     partitions, missing = (
         {partition: change(partition, offset) for partition, offset in offsets.items()}
-        for offsets in (planned.partitions, planned.missing)
+        for offsets in (planned.partitions, planned.missing if with_missing else {})
     )
-    return replace(planned, partitions=partitions, missing=missing)
-
-
-def _change_partitions(
-    planned: StreamOffset, changes: Mapping[Partition, Mapping[str, Any]]
-) -> StreamOffset:
-    """Return the offset with the fields in `changes` changed, by partition."""
-    if not changes:
-        return planned
-    changed = {
-        partition: replace(planned.partitions[partition], **fields)
-        for partition, fields in changes.items()
-    }
-    return replace(planned, partitions={**planned.partitions, **changed})
+    return replace(
+        planned, partitions=partitions, missing=missing if with_missing else planned.missing
+    )

@@ -2,7 +2,7 @@
 
 An offset describes its own batch completely, so that a replay needs nothing else. Decisions by a
 wall clock or another topic (idle partitions, imported CTIs) are part of it for the same reason. The
-end state of a batch becomes the start state in the next offset.
+end clock of a batch becomes the start clock in the next offset.
 
 The JSON leaves out defaults. `waits` and `advanced` tell how the batch was planned (`maxSkew`,
 `idleAdvance`); no later batch depends on them. A record with a malformed value or key counts once:
@@ -30,7 +30,7 @@ from pyspark_timestream.kafka.ranges import (
     group_by_topic,
     list_by_partition,
 )
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 _MALFORMED_KEYS: Final = frozenset(
     ("malformed", "malformed_at", "malformed_event_at", "malformed_time_at")
@@ -122,7 +122,7 @@ class PartitionOffset:
     Attributes:
         start_inclusive: the first offset that the batch reads.
         end_exclusive: the offset after the last one.
-        state: the partition's clock before the record at `start_inclusive`.
+        clock: the partition's clock before the record at `start_inclusive`.
         idle: True if it does not hold back the stream's CTI; the batch then reads none of it.
         caught_up_since_us: the wall clock when it was first seen caught up (everything read, no
             open transaction); None if it is not.
@@ -142,7 +142,7 @@ class PartitionOffset:
 
     start_inclusive: int
     end_exclusive: int
-    state: PartitionState
+    clock: PartitionClock
     idle: bool = False
     caught_up_since_us: int | None = None
     pending: tuple[tuple[int, int], ...] = ()
@@ -173,7 +173,7 @@ class PartitionOffset:
                 "idle": self.idle or None,
                 "pending": [list(pair) for pair in self.pending] or None,
                 "restart_points": [list(pair) for pair in self.restart_points] or None,
-                "state": self.state.to_json(),
+                "state": self.clock.to_json(),
                 "to": self.end_exclusive,
                 "waits": self.waits or None,
                 **self.malformed_values.to_json(),
@@ -183,14 +183,14 @@ class PartitionOffset:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionOffset":
         """Read the result of `to_json`."""
-        state = PartitionState.from_json(value["state"])
+        clock = PartitionClock.from_json(value["state"])
         if len(value) == 3:  # Most have no more.
             ends = {"start_inclusive": value["from"], "end_exclusive": value["to"]}
-            return build_frozen(cls, {**ends, "state": state})
+            return build_frozen(cls, {**ends, "clock": clock})
         return cls(
             start_inclusive=value["from"],
             end_exclusive=value["to"],
-            state=state,
+            clock=clock,
             idle=value.get("idle", False),
             caught_up_since_us=value.get("caught_up"),
             pending=_read_tuples(value, "pending", 2),
@@ -254,7 +254,7 @@ class StreamOffset:
         tasks: the number of tasks that read the records.
         end_of_run: True if a bounded run had read everything before this batch.
         final: True if this batch or an earlier one emits the final CTI.
-        partitions: each partition's range and state.
+        partitions: each partition's range and clock.
         topic_ids: the broker's id of each topic, which distinguishes a topic from a later one of
             the same name; topics with unknown ids are left out.
         imported: the state of the topic of `ctiImport`; None without an import.

@@ -23,7 +23,7 @@ from pyspark_timestream.kafka.offsets.stream_state import StreamState
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState, compute_stream_cti
+from pyspark_timestream.rules.clocks import PartitionClock, compute_stream_cti
 
 LEADER_CHANGE_GRACE_S: Final = 5.0
 """How long a partition must be missing, or its log too short, before the driver believes it."""
@@ -108,7 +108,7 @@ def keep_missing(
         partition: replace(
             last_offset,
             start_inclusive=last_offset.end_exclusive,
-            state=state.clocks[partition],
+            clock=state.clocks[partition],
             idle=False,
             caught_up_since_us=now_us,
         )
@@ -347,18 +347,18 @@ def has_stream_ended(offset: StreamOffset, until_us: int | None) -> bool:
     idle_us: list[int | None] = []
     for partition_offset in offset.partitions.values():
         group = idle_us if partition_offset.idle else active_us
-        group.append(partition_offset.state.cti_us)
+        group.append(partition_offset.clock.cti_us)
     floor_us = None if offset.final else offset.cti_us
     return has_reached(compute_stream_cti(active_us, (), idle_us, floor_us), until_us)
 
 
 def find_ended(
-    offset: StreamOffset, states: Mapping[Partition, PartitionState], until_us: int | None
+    offset: StreamOffset, clocks: Mapping[Partition, PartitionClock], until_us: int | None
 ) -> dict[Partition, int]:
     """Return the partitions that the stream has read to their own ends, with their positions.
 
     Once the stream has reached `endingCti`, its idle partitions have ended too, at any clock.
-    `states` are the clocks after the batch; for a partition without one, the clock at the batch's
+    `clocks` are those after the batch; for a partition without one, the clock at the batch's
     start counts.
     """
     fixed, is_over = offset.fixed_ends or {}, has_stream_ended(offset, until_us)
@@ -367,7 +367,7 @@ def find_ended(
         for partition, partition_offset in offset.partitions.items()
         if is_over
         or (partition in fixed and partition_offset.end_exclusive >= fixed[partition])
-        or has_reached(states.get(partition, partition_offset.state).cti_us, until_us)
+        or has_reached(clocks.get(partition, partition_offset.clock).cti_us, until_us)
     }
 
 

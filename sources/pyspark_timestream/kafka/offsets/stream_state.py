@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState, find_max_proven, max_known
+from pyspark_timestream.rules.clocks import PartitionClock, find_max_proven, max_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class MaxSkew:
             return None
         return cls(options.max_skew_us, options.delay_us if options.frequency else None)
 
-    def time_of(self, state: PartitionState) -> int | None:
+    def time_of(self, clock: PartitionClock) -> int | None:
         """Return the time of a partition with this clock; None if it has had no event."""
-        last_us, cti_us = state.last_us, state.cti_us
+        last_us, cti_us = clock.last_us, clock.cti_us
         if last_us is None or cti_us is None or self.delay_us is None or last_us < cti_us:
             return last_us
         return max(last_us, cti_us + self.delay_us)
@@ -129,7 +129,7 @@ class StreamState:
     """
 
     previous: StreamOffset
-    clocks: Mapping[Partition, PartitionState]
+    clocks: Mapping[Partition, PartitionClock]
     snapshot: BrokerSnapshot
     run: RunContext = RunContext()
 
@@ -137,12 +137,12 @@ class StreamState:
         """Return a partition's entry in the last offset, also of a missing one; None if new."""
         return self.previous.partitions.get(partition) or self.previous.missing.get(partition)
 
-    def clock_of(self, partition: Partition) -> PartitionState:
+    def clock_of(self, partition: Partition) -> PartitionClock:
         """Return a partition's clock after the last batch; a new partition has a fresh clock."""
         if partition in self.clocks:
             return self.clocks[partition]
         last_offset = self.last_of(partition)
-        return PartitionState() if last_offset is None else last_offset.state
+        return PartitionClock() if last_offset is None else last_offset.clock
 
     def is_new(self, partition: Partition) -> bool:
         """Return whether the last batch did not have the partition."""
@@ -172,7 +172,7 @@ def has_new_import(previous: StreamOffset, imported: ImportedTopic | None) -> bo
 
 
 def max_emitted_cti(
-    previous: StreamOffset, clocks: Mapping[Partition, PartitionState]
+    previous: StreamOffset, clocks: Mapping[Partition, PartitionClock]
 ) -> int | None:
     """Return the greatest CTI row emitted up to the end of the batch `previous`.
 
@@ -185,7 +185,7 @@ def max_emitted_cti(
         if not last_offset.idle
     ]
     indexes = {partition: index for index, partition in enumerate(active)}
-    start_us = [previous.partitions[partition].state.cti_us for partition in active]
+    start_us = [previous.partitions[partition].clock.cti_us for partition in active]
     # A partition that is missing now has no end state: its clock at the start counts.
     end_us = [
         max_known(
@@ -358,7 +358,7 @@ def _find_pace(state: StreamState, partition: Partition, skew: MaxSkew) -> _Pace
     if last_offset is None:
         return _Pace(None, None, 0)
     size = last_offset.size
-    return _Pace(skew.time_of(last_offset.state), skew.time_of(state.clock_of(partition)), size)
+    return _Pace(skew.time_of(last_offset.clock), skew.time_of(state.clock_of(partition)), size)
 
 
 def align_ends(

@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.offsets.positions import check_order
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange, cut_ranges
-from pyspark_timestream.rules.state import PartitionState, find_min_of_others
+from pyspark_timestream.rules.clocks import PartitionClock, find_min_of_others
 
 Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
 
@@ -50,7 +50,7 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         ]
         for group in groups
     ]
-    others = find_min_of_others([partitions[member].state.cti_us for member in active], mine)
+    others = find_min_of_others([partitions[member].clock.cti_us for member in active], mine)
     plans = [
         TaskPlan(
             tuple(
@@ -69,7 +69,7 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
 
 
 def _plan_range(offset_range: Range, partition_offset: PartitionOffset) -> TaskRange:
-    return TaskRange(offset_range, partition_offset.state, end_cti_us=partition_offset.end_cti_us)
+    return TaskRange(offset_range, partition_offset.clock, end_cti_us=partition_offset.end_cti_us)
 
 
 def note_restart_point(
@@ -131,13 +131,13 @@ def note_change_points(
 
 def join_batches(
     start: StreamOffset | None,
-    states: Mapping[Partition, PartitionState],
+    clocks: Mapping[Partition, PartitionClock],
     end: StreamOffset,
     emitted_us: int | None,
 ) -> list[TaskPlan]:
     """Plan the tasks of all batches after `start` up to `end`, as one batch.
 
-    `states` are the clocks after `start`; `emitted_us` is the greatest CTI row emitted up to its
+    `clocks` are those after `start`; `emitted_us` is the greatest CTI row emitted up to its
     end.
 
     Raises:
@@ -151,9 +151,9 @@ def join_batches(
         settings = settings_from[change.number] = change.apply(settings)
     missing = {} if start is None else start.missing
     partitions = {} if start is None else {**missing, **start.partitions}
-    states = {
-        **{partition: partition_offset.state for partition, partition_offset in missing.items()},
-        **states,
+    clocks = {
+        **{partition: partition_offset.clock for partition, partition_offset in missing.items()},
+        **clocks,
     }
     joined_partitions: dict[Partition, PartitionOffset] = {}
     task_ranges: dict[Partition, TaskRange] = {}
@@ -175,7 +175,7 @@ def join_batches(
         joined_partitions[partition] = dataclasses.replace(partition_offset, start_inclusive=begin)
         task_ranges[partition] = TaskRange(
             Range(partition, begin, partition_offset.end_exclusive),
-            states.get(partition, PartitionState()),
+            clocks.get(partition, PartitionClock()),
             forced_ctis=tuple(forced_ctis),
             changes=tuple(
                 (max(offset, begin), settings_from[number])
@@ -237,7 +237,7 @@ def plan_stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskP
     if not options.is_cut:
         return plan_tasks(offset)
     pieces = cut_ranges(offset.ranges(), options.min_partitions, options.max_records)
-    return [TaskPlan((TaskRange(piece, PartitionState()),)) for piece in pieces]
+    return [TaskPlan((TaskRange(piece, PartitionClock()),)) for piece in pieces]
 
 
 MAX_SPARE_TASKS: Final = 4
@@ -342,7 +342,7 @@ def plan_slice(
         has_warm_up = warm_up.size > 0 and options.is_ordered
         if offset_range.size > 0:
             task_ranges.append(
-                TaskRange(offset_range, PartitionState(), warm_up if has_warm_up else None)
+                TaskRange(offset_range, PartitionClock(), warm_up if has_warm_up else None)
             )
     is_whole = own_slice.tasks == 1 and len(task_ranges) == len(existing)
     is_last = own_slice.number == own_slice.tasks - 1

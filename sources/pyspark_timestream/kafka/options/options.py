@@ -56,7 +56,7 @@ from pyspark_timestream.kafka.options.parsers import (
 )
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.where import WHERE, Where
-from pyspark_timestream.rules.state import TimeRules
+from pyspark_timestream.rules.clocks import TimeRules
 from pyspark_timestream.rules.window_fold import FOLD, WindowFold
 
 _NAME: Final = "timeSettings"

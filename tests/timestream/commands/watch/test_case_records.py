@@ -18,14 +18,14 @@ from pyspark_timestream.commands.watch.page import render_case
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 RAW = {"kafka.bootstrap.servers": "nowhere:1", "subscribe": "topic"}
 JSON = {"valueFormat": "json", "startTime": "at", "ctiFrequency": "1", "timeUnit": "s"}
 
 
 def case(counter, counted, end, settings=JSON, clock=None, start=0):
-    return Case(counter, counted, at(0), start, end, 3, clock or PartitionState(), settings)
+    return Case(counter, counted, at(0), start, end, 3, clock or PartitionClock(), settings)
 
 
 def reading(values, step, stamps=None):
@@ -66,7 +66,7 @@ def test_a_sample_has_the_events_that_were_late_however_they_are_read(times, ste
     for offset, time in enumerate(times):
         late += [offset] if time < greatest else []
         greatest = max(greatest, time)
-    clock = PartitionState(cti_us=before * SECOND)
+    clock = PartitionClock(cti_us=before * SECOND)
     found = find("dropped", len(late), [event(t) for t in times], step, clock=clock)
     assert [int(row[0]) for row in found.rows] == late[: case_records.MAX_SHOWN]
     assert found.notes == ()

@@ -263,7 +263,7 @@ def test_a_range_is_read_on_by_a_new_consumer_without_a_record_twice(
     with acquire(options()) as reader:
         for _ in range(2):
             assert offsets(reader) == [*range(10, 20)]
-            reader.commit_state({PART: (20, "")})
+            reader.commit_clocks({PART: (20, "")})
         assert offsets(reader) == [*range(10, 20)]
         reader.close()
     assert cluster.made["consumer"] == 2

@@ -15,7 +15,7 @@ from pyspark_timestream.kafka.decode.payload import (
     interleave_ctis,
     read_payload,
 )
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step
 
 PLAIN = options(ctiFrequency="1")
@@ -31,7 +31,7 @@ def test_cti_row_directly_follows_its_record_despite_drops(data):
     marks = 100 + np.arange(len(after), dtype=np.int64)
     records = block(*[None] * count, first=50)
     payload = read_payload(PLAIN, WANTED, records)
-    _, result = step(PLAIN.rules, PartitionState(), payload.events)
+    _, result = step(PLAIN.rules, PartitionClock(), payload.events)
     processed = ProcessedBlock(at(3), records, payload, result)
     # Few CTIs for a block's rows cut it into slices, many have every row taken.
     rows_a_cut = data.draw(st.sampled_from([0.01, 400]))
@@ -69,7 +69,7 @@ def woven(raw, *values, columns):
     wanted = projection(given_options, *[(name, kind) for name, kind in columns])
     records = block(*values)
     payload = read_payload(given_options, wanted, records)
-    _, said = step(given_options.rules, PartitionState(), payload.events)
+    _, said = step(given_options.rules, PartitionClock(), payload.events)
     none = np.empty(0, dtype=np.int64)
     table = interleave_ctis(
         wanted, ProcessedBlock(at(0), records, payload, said), said.keep, none, none
@@ -155,7 +155,7 @@ def test_metadata_carries_what_the_record_had():
         headers=[[("h", b"1"), ("h", None)], None],
     )
     payload = read_payload(given_options, wanted, records)
-    _, said = step(given_options.rules, PartitionState(), payload.events)
+    _, said = step(given_options.rules, PartitionClock(), payload.events)
     none = np.empty(0, dtype=np.int64)
     everything = np.array([True, True])
     table = interleave_ctis(

@@ -18,7 +18,7 @@ from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.samples import describe_malformed
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step
 
 NOON = parse_instant("2026-11-26T12:00:00Z")
@@ -65,7 +65,7 @@ def disordered():
     ]
 
 
-def run(sent: Iterable[Sent], **more: str) -> tuple[PartitionState, int, BatchRecord]:
+def run(sent: Iterable[Sent], **more: str) -> tuple[PartitionClock, int, BatchRecord]:
     """The end state, how many honest events were kept unflagged, and what an offset knows."""
     given, some = options(**{**GIVEN, **more}), list(sent)
     values = [
@@ -74,13 +74,13 @@ def run(sent: Iterable[Sent], **more: str) -> tuple[PartitionState, int, BatchRe
     ]
     stamps = [each.stamp_us // 1000 for each in some]
     payload = read_payload(given, None, block(*values, timestamps_ms=stamps))
-    state, result = step(given.rules, PartitionState(), payload.events, payload.marks)
+    clock, result = step(given.rules, PartitionClock(), payload.events, payload.marks)
     kept = result.keep & (result.violation == 0)
     is_good = np.array([each.device == "good" for each in some])
-    share = PartitionOffset(len(some), len(some), state)
-    offset = StreamOffset("me", given.settings(), 1, {at(0): share}, cti_us=state.cti_us)
+    share = PartitionOffset(len(some), len(some), clock)
+    offset = StreamOffset("me", given.settings(), 1, {at(0): share}, cti_us=clock.cti_us)
     record = BatchRecord(NOON + 120 * MINUTE, offset, {at(0): len(some)})
-    return state, int(np.count_nonzero(kept & is_good)), record
+    return clock, int(np.count_nonzero(kept & is_good)), record
 
 
 def take(fix: str) -> dict[str, str]:
@@ -144,8 +144,8 @@ def test_a_clock_that_stamps_its_records_too_is_named_with_the_two_ways_out(make
 @pytest.mark.parametrize("limit", ["5 minutes", "1 hour", "23 hours"])
 @pytest.mark.parametrize("policy", ["keep", "drop"])
 def test_an_event_a_day_ahead_costs_no_honest_event_under_any_max_future(limit, policy):
-    state, kept, record = run(one_ahead(DAY), maxFuture=limit, futurePolicy=policy)
-    assert (kept, state.future, state.dropped) == (120, 1, 0)
+    clock, kept, record = run(one_ahead(DAY), maxFuture=limit, futurePolicy=policy)
+    assert (kept, clock.future, clock.dropped) == (120, 1, 0)
     (diagnosis,) = diagnose((record,))
     assert diagnosis.kind is Kind.FUTURE_EVENTS
     assert ("'futurePolicy'" in diagnosis.fix) == (policy == "keep")
@@ -188,13 +188,13 @@ def test_a_partition_of_future_events_alone_is_told_to_have_no_cti():
     assert diagnosis.kind is Kind.FUTURE_EVENTS
     assert "there is no CTI in topic 'topic' partition 0" in diagnosis.text
     assert "raise 'maxFuture'" in diagnosis.fix
-    state, kept, _ = run(sent, maxFuture="25 hours")
-    assert (kept, state.cti_us is None) == (120, False)
+    clock, kept, _ = run(sent, maxFuture="25 hours")
+    assert (kept, clock.cti_us is None) == (120, False)
 
 
 def test_the_way_out_of_marks_ahead_does_not_name_options_of_generated_ctis():
-    state = PartitionState(cti_us=NOON + 9 * DAY, dropped=3, events=9, last_us=NOON)
-    shares = {at(0): PartitionOffset(9, 9, state)}
+    clock = PartitionClock(cti_us=NOON + 9 * DAY, dropped=3, events=9, last_us=NOON)
+    shares = {at(0): PartitionOffset(9, 9, clock)}
     offset = StreamOffset("me", {"ctiHeader": "cti"}, 1, shares, cti_us=NOON)
     (diagnosis,) = diagnose((BatchRecord(NOON, offset, {at(0): 9}),))
     assert diagnosis.kind is Kind.FAR_FUTURE
@@ -226,34 +226,34 @@ def read(values, **more):
     payload = read_payload(
         given, None, block(*values, timestamps_ms=[NOON // 1000 + 3_600_000] * len(values))
     )
-    state, result = step(given.rules, PartitionState(), payload.events, payload.marks)
-    share = PartitionOffset(len(values), len(values), state)
-    offset = StreamOffset("me", given.settings(), 1, {at(0): share}, cti_us=state.cti_us)
+    clock, result = step(given.rules, PartitionClock(), payload.events, payload.marks)
+    share = PartitionOffset(len(values), len(values), clock)
+    offset = StreamOffset("me", given.settings(), 1, {at(0): share}, cti_us=clock.cti_us)
     record = BatchRecord(NOON + 120 * MINUTE, offset, {at(0): len(values)})
-    return state, int(np.count_nonzero(result.keep)), record
+    return clock, int(np.count_nonzero(result.keep)), record
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize(("unit", "other"), [("ms", "s"), ("us", "ms"), ("us", "s"), ("ns", "s")])
 def test_a_smaller_unit_among_the_right_one_is_named_whichever_event_has_it(order, unit, other):
     wrong = order.count(False)
-    state, kept, record = read(numbers(order, unit, other), timeUnit=unit)
-    assert state.dropped + kept == 60
+    clock, kept, record = read(numbers(order, unit, other), timeUnit=unit)
+    assert clock.dropped + kept == 60
     for found in (diagnose((record,)), find_warnings((record,), record.planned_us)):
         assert [each.kind for each in found] == [Kind.IMPROBABLE_TIMES]
         assert f"{wrong} of 60 events are of early 1970" in found[0].text
         assert "ctiDelay" not in found[0].fix
     # The advice: one unit.
-    state, kept, _ = read(numbers([True] * 60, unit, other), timeUnit=unit)
-    assert (kept, state.clues.early) == (60, 0)
+    clock, kept, _ = read(numbers([True] * 60, unit, other), timeUnit=unit)
+    assert (kept, clock.clues.early) == (60, 0)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize(("unit", "other"), [("s", "ms"), ("ms", "us"), ("s", "ns")])
 def test_a_larger_unit_among_the_right_one_is_malformed_and_its_unit_named(order, unit, other):
     values = numbers(order, unit, other)
-    state, _, record = read(values, timeUnit=unit)
-    assert state.malformed == order.count(False)
+    clock, _, record = read(values, timeUnit=unit)
+    assert clock.malformed == order.count(False)
     assert [each.kind for each in diagnose((record,))] == [Kind.MALFORMED]
     given = options(**{**GIVEN, "timeUnit": unit})
     assert f"'timeUnit' = '{other}' would fit" in describe_malformed(given, None, block(*values))
@@ -276,8 +276,8 @@ def test_times_of_clocks_that_were_never_set_are_named_among_good_ones(at_ms):
 def test_an_archive_that_goes_through_1970_has_no_other_unit(first):
     day, start = DAY // 1000, parse_instant(first) // 1000
     values = [json.dumps({"at": start + day * n}).encode() for n in range(0, 20_000, 5)]
-    state, _, record = read(values)
-    assert state.clues.early > 0
+    clock, _, record = read(values)
+    assert clock.clues.early > 0
     assert [each.kind for each in diagnose((record,))] == [Kind.CAUGHT_UP]
 
 

@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
     MalformedValues,
 )
-from pyspark_timestream.rules.state import WriterState
+from pyspark_timestream.rules.clocks import WriterState
 
 
 def found(*batches, **more):
@@ -719,7 +719,7 @@ def test_something_is_found_in_any_history_and_who_holds_the_cti_back_is_at_the_
     diagnoses = diagnose(moments)
     assert diagnoses
     assert len({(diagnosis.kind, diagnosis.cause) for diagnosis in diagnoses}) == len(diagnoses)
-    clocks = {at(n): s.state.cti_us for n, s in enumerate(batches[-1]) if not s.idle}
+    clocks = {at(n): s.clock.cti_us for n, s in enumerate(batches[-1]) if not s.idle}
     for diagnosis in diagnoses:
         assert diagnosis.text
         assert diagnosis.since_us is None or NOON <= diagnosis.since_us <= moments[-1].planned_us

@@ -17,12 +17,12 @@ from pyspark_timestream.kafka.diagnosis.history import (
     read_progress,
 )
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 
 def offset(number=0, stream="me", size=5):
     first = number * 5
-    shares = {at(0): PartitionOffset(first, first + size, PartitionState(events=first))}
+    shares = {at(0): PartitionOffset(first, first + size, PartitionClock(events=first))}
     return StreamOffset(stream, {}, 1, shares, number)
 
 
@@ -96,7 +96,7 @@ def test_since_is_the_first_of_the_last_moments_alike():
 def test_holders_are_those_without_a_cti_else_the_least_and_never_the_idle():
     def moment(**clocks):
         shares = {
-            at(int(name[1:])): PartitionOffset(0, 0, PartitionState(cti_us=cti), idle=idle)
+            at(int(name[1:])): PartitionOffset(0, 0, PartitionClock(cti_us=cti), idle=idle)
             for name, (cti, idle) in clocks.items()
         }
         value = StreamOffset("me", {}, 1, shares).to_json()

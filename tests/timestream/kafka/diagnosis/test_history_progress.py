@@ -7,9 +7,9 @@ from timestream.builders import at
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
-BUSY = PartitionState(
+BUSY = PartitionClock(
     cti_us=1_500_000,
     count=1,
     events=20,
@@ -30,11 +30,11 @@ OFFSET = StreamOffset(
         at(0): PartitionOffset(
             20, 25, BUSY, malformed_values=MalformedValues((("key type", 1), ("type", 5)))
         ),
-        at(1): PartitionOffset(0, 0, PartitionState()),
+        at(1): PartitionOffset(0, 0, PartitionClock()),
         at(0, "other"): PartitionOffset(
             7,
             9,
-            PartitionState(events=2, ctis=1, cti_us=0),
+            PartitionClock(events=2, ctis=1, cti_us=0),
             malformed_values=MalformedValues.from_reasons({"framing": 2, "type": 3}),
         ),
     },

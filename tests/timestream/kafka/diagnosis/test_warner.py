@@ -20,7 +20,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
     StreamOffset,
 )
-from pyspark_timestream.rules.state import Clues, PartitionState
+from pyspark_timestream.rules.clocks import Clues, PartitionClock
 
 JSON = {"valueFormat": "json", "startTime": "at", "ctiFrequency": "1"}
 COLUMNS = [("price", pa.float64())]
@@ -46,12 +46,12 @@ class Records:
 
 
 def offset(end=0, number=0, **share):
-    part = PartitionOffset(0, end, PartitionState(), **share)
+    part = PartitionOffset(0, end, PartitionClock(), **share)
     return StreamOffset("me", options(**JSON).settings(), 1, {at(0): part}, number)
 
 
 def stands(at_offset, **share):
-    part = PartitionOffset(at_offset, at_offset, **{"state": PartitionState(), **share})
+    part = PartitionOffset(at_offset, at_offset, **{"clock": PartitionClock(), **share})
     return StreamOffset("me", options(**JSON).settings(), 1, {at(0): part})
 
 
@@ -78,7 +78,7 @@ def test_uncounted_partition_is_sampled_once_per_run():
 def test_where_events_were_counted_or_nothing_was_read_no_record_is_asked_for():
     records = Records(*[{"when": 1}] * 9)
     look = warner(records)
-    counted = stands(9, state=PartitionState(events=9))
+    counted = stands(9, clock=PartitionClock(events=9))
     assert look.update(offset(9), counted, {at(0): 9}, 0) == ()
     assert look.update(offset(0), stands(0), {at(0): 0}, 10**7) == ()
     assert records.asked == []
@@ -90,7 +90,7 @@ def test_records_that_cannot_be_had_are_no_reason_to_fail():
 
     assert warner(refuse).update(offset(9), stands(9), {at(0): 9}, 0) == ()
     told = warner(refuse).update(
-        offset(9), stands(9, state=PartitionState(events=9, malformed=9)), {at(0): 9}, 0
+        offset(9), stands(9, clock=PartitionClock(events=9, malformed=9)), {at(0): 9}, 0
     )
     assert [(each.kind, each.detail) for each in told] == [(Kind.MALFORMED, "")]
 
@@ -106,17 +106,17 @@ def test_sample_is_read_with_short_timeouts_and_fails_on_loss():
 def test_task_of_a_batch_read_warns_about_its_records(caplog):
     records = Records(*[{"at": "noon", "price": 1.5}] * 4)
     given = options(**JSON)
-    told = {at(0): (4, PartitionState(events=4, malformed=4), NO_MALFORMED_VALUES)}
+    told = {at(0): (4, PartitionClock(events=4, malformed=4), NO_MALFORMED_VALUES)}
     warn_about_read(given, projection(given, *COLUMNS), records, told)
     assert caplog.text.count("malformed events: topic 'topic' partition 0: 4 of 4 events") == 1
     assert "begins 'no'" in caplog.text
     caplog.clear()
     wrong = MalformedValues.from_reasons({"syntax": 3})
-    told = {at(0): (4, PartitionState(events=4), wrong)}
+    told = {at(0): (4, PartitionClock(events=4), wrong)}
     warn_about_read(given, projection(given, *COLUMNS), records, told)
     assert "3 of 4 records have a malformed value or key (reasons: 3 syntax)" in caplog.text
     caplog.clear()
-    well = {at(0): (4, PartitionState(events=4), NO_MALFORMED_VALUES)}
+    well = {at(0): (4, PartitionClock(events=4), NO_MALFORMED_VALUES)}
     warn_about_read(given, projection(given, *COLUMNS), records, well)
     assert caplog.text == ""
 
@@ -125,8 +125,8 @@ def test_data_that_goes_wrong_late_is_warned_about_at_once():
     years, records = 10**6, Records(*[{"when": 1}] * 20)
 
     def at_event(events, malformed):
-        state = PartitionState(events=events, malformed=malformed)
-        part = PartitionOffset(20, 20, state)
+        clock = PartitionClock(events=events, malformed=malformed)
+        part = PartitionOffset(20, 20, clock)
         return StreamOffset("me", options(**JSON).settings(), 1, {at(0): part}, events)
 
     look = warner(records)
@@ -151,7 +151,7 @@ def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
         *[good] * 50, {"at": "2026-11-26T12:00:00Z[UTC]", "price": "x"}, *[good] * 450
     )
     noted = MalformedValues((("type", 1),), value_at=50, event_at=50)
-    now = stands(501, state=PartitionState(events=501, malformed=1), malformed_values=noted)
+    now = stands(501, clock=PartitionClock(events=501, malformed=1), malformed_values=noted)
     warnings = warner(records).update(offset(501), now, {at(0): 501}, 0)
     event, value = recall_warnings(warnings)
     assert event.detail.endswith(": a time with a zone's name in brackets")
@@ -164,7 +164,7 @@ def test_an_event_in_another_unit_is_the_example_with_the_unit_that_fits_it():
     records = Records(*[right] * 30, wrong, *[right] * 300)
     clues = Clues(early=1, old=1)
     noted = MalformedValues(time_at=30)
-    now = stands(331, state=PartitionState(events=331, clues=clues), malformed_values=noted)
+    now = stands(331, clock=PartitionClock(events=331, clues=clues), malformed_values=noted)
     (diagnosis,) = recall_warnings(warner(records).update(offset(331), now, {at(0): 331}, 0))
     assert diagnosis.kind is Kind.IMPROBABLE_TIMES
     assert diagnosis.detail == "'timeUnit' = 's' would fit: it is of 2024-01-01 then"
@@ -187,8 +187,8 @@ def test_which_of_two_timestamps_is_read_is_said_once_where_the_option_could_mea
     records = Records(*[value] * 9)
     given = options(**{**JSON, "startTime": start_time})
     look = Warner(given, projection(given, *COLUMNS), records)
-    state = PartitionState(events=9)
-    share = PartitionOffset(9, 9, state)
+    clock = PartitionClock(events=9)
+    share = PartitionOffset(9, 9, clock)
     now = StreamOffset("me", given.settings(), 1, {at(0): share})
     told = look.update(offset(9), now, {at(0): 9}, 0)
     assert [each.kind for each in told] == [Kind.TWO_TIMESTAMPS] * is_told

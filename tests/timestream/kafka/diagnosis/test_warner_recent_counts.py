@@ -15,7 +15,7 @@ from pyspark_timestream.kafka.diagnosis.warner import (
     update_counts,
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 SETTINGS = options(valueFormat="json", startTime="at", ctiFrequency="1").settings()
 YEARS = 1_000_000
@@ -23,9 +23,9 @@ YEARS = 1_000_000
 
 
 def share(events, malformed=0, malformed_values=0, reason="type"):
-    state = PartitionState(events=events, malformed=malformed)
+    clock = PartitionClock(events=events, malformed=malformed)
     counted = MalformedValues.from_reasons({reason: malformed_values})
-    return PartitionOffset(events, events, state, malformed_values=counted)
+    return PartitionOffset(events, events, clock, malformed_values=counted)
 
 
 def stands(**shares):
@@ -73,7 +73,7 @@ def test_the_reasons_of_recent_malformed_values_are_those_of_the_last_events():
 def test_of_any_batches_twenty_wrong_events_are_told_and_few_are_not(sizes):
     recent, now = RecentCounts(), share(YEARS)
     for size in sizes:
-        wrong = now.state.malformed + size
+        wrong = now.clock.malformed + size
         now, before = share(YEARS + wrong, wrong), now
         recent = update_counts(recent, {at(0): before}, {at(0): now})
         found = find_recent_mistakes(recent, stands(p0=now))

@@ -26,7 +26,7 @@ from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, Im
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.reader import KafkaStreamReader
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ class Imports:
 
     def update(self, recorded, topic_ids, now_us):
         return ImportedTopic(
-            {at(0, "fast"): ImportedPartition(1, PartitionState(self.cti_us))}, self.cti_us
+            {at(0, "fast"): ImportedPartition(1, PartitionClock(self.cti_us))}, self.cti_us
         )
 
 
@@ -67,7 +67,7 @@ def test_an_imported_cti_takes_effect_where_the_stream_ends_before_its_log(is_la
     assert (
         partition_offset.end_exclusive,
         partition_offset.pending,
-        partition_offset.state.cti_us,
+        partition_offset.clock.cti_us,
     ) == (100, (), 7)
     assert (run.offset["end_of_run"], run.offset["cti"]) == (True, 7)
 
@@ -85,7 +85,7 @@ def test_import_waits_for_records_of_open_transactions():
     assert (
         partition_offset.start_inclusive,
         partition_offset.pending,
-        partition_offset.state.cti_us,
+        partition_offset.clock.cti_us,
     ) == (10, ((15, 7),), None)
 
 
@@ -105,14 +105,14 @@ def test_an_imported_cti_waits_for_a_partition_that_metadata_lacks_for_a_moment(
     broker.log[at(0)] = (0, 20)
     run.plan()
     (partition,) = StreamOffset.from_json(run.offset).partitions.values()
-    assert (partition.pending, partition.state.cti_us, run.offset["import"]["cti"]) in (
+    assert (partition.pending, partition.clock.cti_us, run.offset["import"]["cti"]) in (
         (((20, 7),), None, 7),
         ((), None, None),
     )
     while run.plan() is not None:
         pass
     (partition,) = StreamOffset.from_json(run.offset).partitions.values()
-    assert (partition.pending, partition.state.cti_us) == (((20, 7),), None)
+    assert (partition.pending, partition.clock.cti_us) == (((20, 7),), None)
     assert partition.end_cti_us == (None if is_bounded else 7)
 
 
@@ -477,7 +477,7 @@ def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
         StreamDriver(options(startingOffsets="earliest"), broker.connect),
         INITIAL_OFFSET,
     )
-    driver._read_again = lambda offset, span: offset.partitions[span.partition].state
+    driver._read_again = lambda offset, span: offset.partitions[span.partition].clock
     for end in range(3, 9):
         broker.log[at(0)] = (0, end)
         offset = driver.plan(offset, None)
@@ -781,17 +781,17 @@ def told(run):
     return [text.partition(":")[0] for text in run.driver.progress()["warnings"]]
 
 
-def counting(run, **states):
-    """Let each batch leave the state of `states`, by partition, whatever it read."""
-    run.driver._read_again = lambda offset, span: states.get(
-        f"p{span.partition.number}", offset.partitions[span.partition].state
+def counting(run, **clocks):
+    """Let each batch leave the clock of `clocks`, by partition, whatever it read."""
+    run.driver._read_again = lambda offset, span: clocks.get(
+        f"p{span.partition.number}", offset.partitions[span.partition].clock
     )
 
 
 def test_mistake_is_logged_once_and_listed_while_it_holds(caplog):
     broker = FakeBroker(p0=(0, 5))
     run = Driven(broker, ctiFrequency="1")
-    counting(run, p0=PartitionState(events=5, malformed=5))
+    counting(run, p0=PartitionClock(events=5, malformed=5))
     run.plan()
     assert told(run) == []
     broker.log[at(0)] = (0, 6)
@@ -802,7 +802,7 @@ def test_mistake_is_logged_once_and_listed_while_it_holds(caplog):
     again.plan()
     assert told(again) == ["malformed events"]
     assert caplog.text.count("malformed events") == 1
-    counting(again, p0=PartitionState(events=50, malformed=10))
+    counting(again, p0=PartitionClock(events=50, malformed=10))
     broker.log[at(0)] = (0, 7)
     again.plan()
     broker.log[at(0)] = (0, 8)
@@ -818,7 +818,7 @@ def test_late_rows_are_logged_at_the_first_and_with_each_doubling(caplog):
     run = Driven(broker, ctiFrequency="1")
     logged = []
     for dropped in (0, 1, 1, 3, 2, 3, 4, 5, 9):
-        counting(run, p0=PartitionState(events=99, dropped=dropped))
+        counting(run, p0=PartitionClock(events=99, dropped=dropped))
         broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
         run.plan()
         logged.append(caplog.text.count("rows dropped as late"))
@@ -828,7 +828,7 @@ def test_late_rows_are_logged_at_the_first_and_with_each_doubling(caplog):
 def test_quiet_partition_is_warned_about_after_half_a_minute(caplog):
     broker = FakeBroker(p0=(0, 5), p1=(0, 0))
     run = Driven(broker, ctiFrequency="1")
-    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    counting(run, p0=PartitionClock(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
     run.plan()
     pass_by(run, 28)
     assert told(run) == []
@@ -846,7 +846,7 @@ def test_quiet_partition_is_not_warned_about_if_nothing_waits_for_it():
     broker = FakeBroker(p0=(0, 5), p1=(0, 0))
     for bounded, raw in ((False, {"idleTimeout": "5 min"}), (True, {"finalCti": "true"})):
         run = Driven(broker, ctiFrequency="1", **raw)
-        counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+        counting(run, p0=PartitionClock(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
         if bounded:
             run.driver.limit_to_current_ends()
         run.plan()
@@ -856,7 +856,7 @@ def test_quiet_partition_is_not_warned_about_if_nothing_waits_for_it():
 
 def test_a_bounded_run_warns_of_an_empty_partition_and_never_of_idle_timeout(caplog):
     run = Driven(FakeBroker(p0=(0, 5), p1=(0, 0)), ctiFrequency="1")
-    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    counting(run, p0=PartitionClock(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
     run.driver.limit_to_current_ends()
     run.plan()
     run.plan()
@@ -869,7 +869,7 @@ def test_a_bounded_run_warns_of_an_empty_partition_and_never_of_idle_timeout(cap
 def test_bounded_run_with_idle_timeout_advises_to_run_again(caplog):
     broker = FakeBroker(p0=(0, 5), p1=(0, 0))
     run = Driven(broker, ctiFrequency="1", idleTimeout="1 hour")
-    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    counting(run, p0=PartitionClock(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
     run.driver.limit_to_current_ends()
     run.plan()
     run.plan()
@@ -916,7 +916,7 @@ def test_unit_beside_times_with_one_of_their_own_is_warned_of_once(caplog, raw, 
     schema = json.dumps({"type": "record", "name": "trip", "fields": fields})
     given = {"valueFormat": "avro", "valueSchema": schema, "startTime": "field:departed"}
     run = Driven(FakeBroker(p0=(0, 5)), ctiFrequency="1", **given, **raw)
-    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    counting(run, p0=PartitionClock(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
     run.plan()
     run.driver._broker.log[at(0)] = (0, 6)
     run.plan()
@@ -962,11 +962,11 @@ def test_malformed_values_that_tasks_counted_are_summed_up_by_reason_over_batche
         partition: encode_group_metadata(StreamOffset.from_json(run.offset), partition, state, four)
         for partition in partitions
     }
-    run, state = Driven(broker, valueFormat="json"), PartitionState(events=5)
+    run, state = Driven(broker, valueFormat="json"), PartitionClock(events=5)
     four = MalformedValues.from_reasons({"syntax": 1, "type": 3})
     run.plan()
     for events in (5, 6, 10):
-        state = PartitionState(events=events)
+        state = PartitionClock(events=events)
         broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
         run.plan()
     counted = StreamOffset.from_json(run.offset).partitions[at(0)].malformed_values

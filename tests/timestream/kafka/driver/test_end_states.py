@@ -8,13 +8,13 @@ from timestream.builders import at
 
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, update_warnings
 from pyspark_timestream.kafka.driver.end_states import find_end_states
-from pyspark_timestream.kafka.offsets.group_metadata import drop_state, encode_group_metadata
+from pyspark_timestream.kafka.offsets.group_metadata import drop_clock, encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
-from pyspark_timestream.rules.state import PartitionState, WriterState
+from pyspark_timestream.rules.clocks import PartitionClock, WriterState
 
 THREE = MalformedValues.from_reasons({"syntax": 3})
-START = PartitionState(events=7)
-END = PartitionState(cti_us=5, events=9, writers=(("a", WriterState(1)), ("b", WriterState(2))))
+START = PartitionClock(events=7)
+END = PartitionClock(cti_us=5, events=9, writers=(("a", WriterState(1)), ("b", WriterState(2))))
 OFFSET = StreamOffset(
     "f00df00df00d",
     {"ctiFrequency": "1"},
@@ -42,7 +42,7 @@ def found(left, reads_again=True, offset=OFFSET):
 
 def test_committed_end_states_are_used_without_reading_again():
     states, again = found({at(0): encode_group_metadata(OFFSET, at(0), END, TWO)})
-    assert (states.states, again) == ({at(0): END, at(1): START}, [])
+    assert (states.clocks, again) == ({at(0): END, at(1): START}, [])
     assert states.malformed_values == {
         at(0): MalformedValues((("framing", 1), ("type", 2))),
         at(1): THREE,
@@ -53,9 +53,9 @@ def test_committed_end_states_are_used_without_reading_again():
 @pytest.mark.parametrize("left", [{}, {at(0): ""}, {at(0): "spark"}])
 def test_missing_end_state_is_restored_from_records_if_needed(left):
     states, again = found(left)
-    assert (states.states[at(0)], again, states.diagnoses) == (END, [2], ())
+    assert (states.clocks[at(0)], again, states.diagnoses) == (END, [2], ())
     states, _ = found(left, reads_again=False)
-    assert states.states == {at(0): START, at(1): START}
+    assert states.clocks == {at(0): START, at(1): START}
     (diagnosis,) = states.diagnoses
     assert (diagnosis.kind, diagnosis.cause) == (Kind.UNCOUNTED, "group 'ours'")
     assert "the counts in the progress leave its records out" in diagnosis.text
@@ -74,8 +74,8 @@ def test_a_group_that_another_stream_writes_to_is_named():
 
 def test_state_refused_by_the_broker_is_reported_with_its_length():
     left = encode_group_metadata(OFFSET, at(0), END)
-    states, again = found({at(0): drop_state(left)})
-    assert (states.states[at(0)], again) == (END, [2])
+    states, again = found({at(0): drop_clock(left)})
+    assert (states.clocks[at(0)], again) == (END, [2])
     (diagnosis,) = states.diagnoses
     assert (diagnosis.kind, diagnosis.partitions) == (Kind.LARGE_CLOCK, {at(0)})
     said = f"with 2 writers, take {len(left) + 1} characters of the group's metadata"

@@ -109,7 +109,7 @@ def check_marks(query, segments, data):
     rows = [row for rows in query.rows for row in rows if isinstance(row, tuple)]
     late, cti = judge_marks(segments)
     assert [violation == "late" for *_, violation in rows] == late
-    told_us = query.offset().partitions[at(0)].state.cti_us
+    told_us = query.offset().partitions[at(0)].clock.cti_us
     assert told_us == (None if cti is None else cti * SECOND)
     for last in range(1, len(query.offsets)):
         assert query.run(last - 1, last) == query.rows[last - 1]
@@ -125,7 +125,7 @@ def test_a_smaller_delay_raises_the_clock_and_a_larger_one_holds_it_until_events
         query.restart(startTime="header:t", ctiFrequency="1", ctiDelay=delay)
         put(logs, "topic", [(time, time)])
         query.drain()
-        assert query.offset().partitions[at(0)].state.cti_us == cti * SECOND
+        assert query.offset().partitions[at(0)].clock.cti_us == cti * SECOND
     assert [
         (change.cti_us, dict(change.old), dict(change.new)) for change in query.offset().changes
     ] == [
@@ -468,7 +468,7 @@ def test_a_change_while_a_partition_is_idle_changes_its_clock_too():
     query.drain()
     shown = [row for rows in query.rows for row in rows if isinstance(row, tuple)]
     assert shown[-3:].count(("more", 0, 1, "late")) == 1
-    assert query.offset().partitions[at(0, "more")].state.cti_us == 29 * SECOND
+    assert query.offset().partitions[at(0, "more")].clock.cti_us == 29 * SECOND
     for last in range(1, len(query.offsets)):
         assert query.run(last - 1, last) == query.rows[last - 1]
 

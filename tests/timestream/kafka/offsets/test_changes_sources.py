@@ -82,7 +82,7 @@ def test_any_split_with_sources_that_come_and_go_gives_the_rows_of_the_oracle_an
     query.drain()
     found, cti = judge_sources(segments)
     assert [violation for *_, violation in only_rows(query.rows)] == found
-    cti_us = query.offset().partitions[at(0)].state.cti_us
+    cti_us = query.offset().partitions[at(0)].clock.cti_us
     assert cti_us == (None if cti is None else cti * SECOND)
     replay(query, data)
 
@@ -159,7 +159,7 @@ def test_writers_of_a_header_that_is_left_out_hold_nothing_back_when_it_is_there
     query.drain()
     query.restart(**ask(["frequency"]))
     query.drain()
-    assert query.offset().partitions[at(0)].state.writers == ()
+    assert query.offset().partitions[at(0)].clock.writers == ()
     query.restart(**ask(["header"]))
     logs.records[at(0)].append((0, {"t": "0", "c": "7000", "c-writer": "stays"}))
     query.drain()
@@ -224,7 +224,7 @@ def test_any_split_with_a_header_that_comes_and_goes_forgets_its_writers(segment
     query.drain()
     late, cti = judge_marks(made)
     assert [row[3] == "late" for row in only_rows(query.rows)] == late
-    cti_us = query.offset().partitions[at(0)].state.cti_us
+    cti_us = query.offset().partitions[at(0)].clock.cti_us
     assert cti_us == (None if cti is None else cti * SECOND)
     replay(query, data)
 

@@ -16,20 +16,20 @@ from pyspark_timestream.kafka.offsets import group_metadata
 from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
     decode_group_metadata,
-    drop_state,
+    drop_clock,
     encode_group_metadata,
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
-from pyspark_timestream.rules.state import PartitionState, WriterState
+from pyspark_timestream.rules.clocks import PartitionClock, WriterState
 
 PART = at(0, "orders")
 OFFSET = StreamOffset(
     "0f6f7a4e9d0e4b6c8f3b1c2d3e4f5a6b",
     {"ctiDelay": "5 seconds", "ctiFrequency": "10"},
     3,
-    {PART: PartitionOffset(7, 19, PartitionState(1_700_000_000_000_000, 4, events=7, dropped=1))},
+    {PART: PartitionOffset(7, 19, PartitionClock(1_700_000_000_000_000, 4, events=7, dropped=1))},
 )
-END = PartitionState(1_800_000_000_000_000, 1, 5, 19)
+END = PartitionClock(1_800_000_000_000_000, 1, 5, 19)
 LEFT = encode_group_metadata(OFFSET, PART, END)
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
@@ -44,7 +44,7 @@ def changed(**changes):
 
 
 def state_in(metadata, offset=OFFSET, partition=PART):
-    return decode_group_metadata(offset, partition, metadata).state
+    return decode_group_metadata(offset, partition, metadata).clock
 
 
 def test_state_of_the_same_range_and_start_is_accepted():
@@ -58,8 +58,8 @@ def test_state_of_the_same_range_and_start_is_accepted():
     [
         changed(start_inclusive=6),
         changed(end_exclusive=20),
-        changed(state=PartitionState()),
-        changed(state=replace(OFFSET.partitions[PART].state, count=5)),
+        changed(clock=PartitionClock()),
+        changed(clock=replace(OFFSET.partitions[PART].clock, count=5)),
         replace(OFFSET, settings={**OFFSET.settings, "ctiDelay": "6 seconds"}),
         replace(OFFSET, settings={**OFFSET.settings, **UNCOMMITTED}),
     ],
@@ -122,13 +122,13 @@ def test_metadata_without_state_keeps_counts_settings_and_length():
     left = encode_group_metadata(OFFSET, PART, END, FOUR, settings)
     told = GroupMetadata(END, FOUR, tuple(settings.items()))
     assert decode_group_metadata(OFFSET, PART, left) == told
-    short = drop_state(left)
+    short = drop_clock(left)
     assert len(short) < len(left)
     assert decode_group_metadata(OFFSET, PART, short) == replace(
-        told, state=None, refused_length=len(left)
+        told, clock=None, refused_length=len(left)
     )
-    assert drop_state(short) == short
-    assert drop_state("") == ""
+    assert drop_clock(short) == short
+    assert drop_clock("") == ""
 
 
 def test_records_without_a_malformed_value_take_no_room_in_the_metadata():
@@ -149,8 +149,8 @@ clocks = st.builds(
     st.integers(0, 2**62),
     st.none() | instants,
 )
-states = st.builds(
-    PartitionState,
+clocks = st.builds(
+    PartitionClock,
     cti_us=st.none() | instants,
     events=st.integers(0, 2**62),
     writers=st.dictionaries(st.text(max_size=2) | st.sampled_from("abcdefgh"), clocks).map(
@@ -161,12 +161,12 @@ states = st.builds(
 )
 
 
-@given(states, states)
+@given(clocks, clocks)
 @settings(max_examples=300, deadline=None)
 def test_any_state_comes_back_as_it_was(start, end):
-    left = encode_group_metadata(changed(state=start), PART, end)
+    left = encode_group_metadata(changed(clock=start), PART, end)
     assert left.isascii()
-    assert state_in(left, changed(state=start)) == end
+    assert state_in(left, changed(clock=start)) == end
 
 
 def refusal(text, start):
@@ -177,7 +177,7 @@ def refusal(text, start):
     return "none"
 
 
-@given(states, states, st.data())
+@given(clocks, clocks, st.data())
 @settings(max_examples=300, deadline=None)
 def test_any_damage_to_a_packed_clock_is_refused_by_name(start, end, data):
     good = group_metadata._pack(end, start)
@@ -189,7 +189,7 @@ def test_any_damage_to_a_packed_clock_is_refused_by_name(start, end, data):
 
 def test_a_short_text_that_stands_for_gigabytes_is_refused():
     """Names that grow by one letter each, and zeros that deflate to nothing."""
-    start = PartitionState()
+    start = PartitionClock()
     head = {**start.to_json(), "writers": [[999_999] * 20_000, ["x"] * 20_000]}
     names = packed(json.dumps(head).encode() + b"\n")
     assert len(names) < 2_000
@@ -225,7 +225,7 @@ def packed(text):
 )
 def test_a_packed_clock_of_another_form_is_refused_by_name(text, reason):
     with pytest.raises(ValueError, match=f"the packed clock cannot be read: .*{reason}"):
-        group_metadata._unpack(text, PartitionState())
+        group_metadata._unpack(text, PartitionClock())
 
 
 MINUTE_US = 60_000_000
@@ -233,7 +233,7 @@ BEGUN_US = 1_766_000_000_000_000
 
 
 def clock(base_us, writers):
-    return PartitionState(
+    return PartitionClock(
         base_us,
         writers=tuple(sorted(writers.items())),
         noted_us=base_us,
@@ -254,7 +254,7 @@ def marked(names, base_us, chance):
 
 
 def size(start, end):
-    offset = changed(state=start)
+    offset = changed(clock=start)
     left = encode_group_metadata(offset, PART, end)
     assert state_in(left, offset) == end
     return len(left)
@@ -302,4 +302,4 @@ def test_a_timespan_that_moves_with_the_mark_takes_no_room():
 
 
 def test_a_state_without_writers_takes_little():
-    assert len(encode_group_metadata(OFFSET, PART, PartitionState(*[-(2**62)] * 10))) < 500
+    assert len(encode_group_metadata(OFFSET, PART, PartitionClock(*[-(2**62)] * 10))) < 500

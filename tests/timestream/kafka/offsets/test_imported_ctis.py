@@ -20,7 +20,7 @@ from pyspark_timestream.kafka.offsets.imported_ctis import (
     merge_topic_cti,
     release,
 )
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 reads = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=40)
 
@@ -61,9 +61,9 @@ def test_of_too_many_waiting_ctis_the_last_ones_wait_for_the_newest_end():
 
 def test_imported_topic_survives_json():
     partitions = {
-        at(1, "slow"): ImportedPartition(3, PartitionState(7), 5, ended=False),
-        at(0, "slow"): ImportedPartition(4, PartitionState(FINAL_US), 9, ended=True),
-        at(2, "slow"): ImportedPartition(4, PartitionState(7), 9, False, True, 8),
+        at(1, "slow"): ImportedPartition(3, PartitionClock(7), 5, ended=False),
+        at(0, "slow"): ImportedPartition(4, PartitionClock(FINAL_US), 9, ended=True),
+        at(2, "slow"): ImportedPartition(4, PartitionClock(7), 9, False, True, 8),
         at(10, "fast"): ImportedPartition(0),
     }
     stored = json.loads(json.dumps(ImportedTopic(partitions, 5).to_json()))
@@ -74,7 +74,7 @@ def test_imported_topic_survives_json():
 
 def test_the_topics_cti_is_the_least_of_the_partitions_that_have_not_ended():
     def partition(cti_us, ended=False):
-        return ImportedPartition(0, PartitionState(), cti_us, ended)
+        return ImportedPartition(0, PartitionClock(), cti_us, ended)
 
     assert merge_topic_cti([], None) is None
     assert merge_topic_cti([], 7) == 7
@@ -87,7 +87,7 @@ def test_the_topics_cti_is_the_least_of_the_partitions_that_have_not_ended():
 
 def test_idle_partitions_do_not_hold_the_topics_cti_back():
     def partition(cti_us, **more):
-        return ImportedPartition(0, PartitionState(), cti_us, **more)
+        return ImportedPartition(0, PartitionClock(), cti_us, **more)
 
     assert merge_topic_cti([partition(None, idle=True), partition(9)], None) == 9
     assert merge_topic_cti([partition(5, idle=True), partition(9, idle=True)], None) == 9
@@ -163,7 +163,7 @@ def test_quiet_imported_partition_holds_back_until_idle_timeout():
     broker.logs[at(1, "fast")] += [7, 20]
     assert run.update() == (12, set())
     # What came too late for the topic's CTI does not take it back.
-    assert run.imported.partitions[at(1, "fast")].state.cti_us == 20_000
+    assert run.imported.partitions[at(1, "fast")].clock.cti_us == 20_000
     broker.logs[at(0, "fast")] += [30]
     assert run.update() == (20, set())
 
@@ -203,11 +203,11 @@ def test_restart_waits_again_for_imported_partitions_not_yet_idle():
 
 
 def test_final_ctis_end_a_partition_and_leave_its_last_one():
-    first = advance(ImportedPartition(0), PartitionState(3), np.array([1, 3]))
-    last = advance(first, PartitionState(FINAL_US), np.array([4, FINAL_US]))
-    assert (first.cti_us, first.ended, first.state.cti_us) == (3, False, 3)
-    assert (last.cti_us, last.ended, last.state.cti_us) == (4, True, FINAL_US)
-    assert advance(last, last.state, np.array([], dtype=np.int64)) == last
+    first = advance(ImportedPartition(0), PartitionClock(3), np.array([1, 3]))
+    last = advance(first, PartitionClock(FINAL_US), np.array([4, FINAL_US]))
+    assert (first.cti_us, first.ended, first.clock.cti_us) == (3, False, 3)
+    assert (last.cti_us, last.ended, last.clock.cti_us) == (4, True, FINAL_US)
+    assert advance(last, last.clock, np.array([], dtype=np.int64)) == last
 
 
 def test_import_options_derive_from_the_streams_options():
@@ -264,7 +264,7 @@ def test_a_topic_that_does_not_exist_is_named():
 
 
 def test_an_imported_partition_that_is_missing_for_a_moment_is_not_gone():
-    gone = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionState(7), 7)}, 7)
+    gone = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionClock(7), 7)}, 7)
     importer = CtiImporter(
         derive_import_options(options(ctiImport="fast", failOnDataLoss="false")), NoTopic(), None
     )
@@ -278,7 +278,7 @@ def test_an_imported_partition_that_is_missing_for_a_moment_is_not_gone():
 
 @pytest.mark.parametrize("fails", ["true", "false"])
 def test_an_imported_partition_that_is_missing_where_a_bounded_run_begins_is_not_gone(fails):
-    read = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionState(7), 7)}, 7)
+    read = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionClock(7), 7)}, 7)
     broker = Shorter()
     broker.end = 5
     importer = CtiImporter(
@@ -309,14 +309,14 @@ class Shorter(NoTopic):
 
 
 def test_an_imported_log_that_seems_shorter_for_a_moment_has_lost_nothing():
-    read = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionState(7), 7)}, 7)
+    read = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionClock(7), 7)}, 7)
     broker = Shorter()
     importer = CtiImporter(derive_import_options(options(ctiImport="fast")), broker, None)
     assert importer.update(read, {}, 0) == read
     assert importer.update(read, {}, 4_999_999) == read
     broker.end = 3
     (whole,) = importer.update(read, {}, 5_000_000).partitions.values()
-    assert whole == ImportedPartition(3, PartitionState(7), 7, caught_up_since_us=5_000_000)
+    assert whole == ImportedPartition(3, PartitionClock(7), 7, caught_up_since_us=5_000_000)
     broker.end = 2
     assert importer.update(read, {}, 5_500_000) == read
     assert importer.update(read, {}, 6_000_000) == read

@@ -17,7 +17,7 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import Range, assign_tasks
 from pyspark_timestream.kafka.reader import KafkaStreamReader
-from pyspark_timestream.rules.state import PartitionState, find_min_of_others, min_cti
+from pyspark_timestream.rules.clocks import PartitionClock, find_min_of_others, min_cti
 
 clocks = st.lists(st.none() | st.integers(-9, 9), max_size=6)
 
@@ -25,7 +25,7 @@ clocks = st.lists(st.none() | st.integers(-9, 9), max_size=6)
 def stream(partitions, tasks):
     """An offset that reads a record of each partition."""
     partition_offsets = {
-        at(n): PartitionOffset(0, 1, PartitionState(cti_us=n)) for n in range(partitions)
+        at(n): PartitionOffset(0, 1, PartitionClock(cti_us=n)) for n in range(partitions)
     }
     settings = options(ctiFrequency="1").settings()
     return StreamOffset("me", settings, 1, partition_offsets, tasks=tasks)
@@ -48,7 +48,7 @@ def test_eight_times_the_partitions_ship_about_eight_times_the_bytes():
 
 
 def test_task_receives_only_its_own_part_of_the_offset():
-    clock = PartitionState(count=2, cti_us=1_700_000_000_000_000, events=9, last_us=1)
+    clock = PartitionClock(count=2, cti_us=1_700_000_000_000_000, events=9, last_us=1)
     partitions = {
         at(n, "fast"): ImportedPartition(9, clock, 1_700_000_000_000_000) for n in range(1000)
     }
@@ -65,7 +65,7 @@ def test_task_with_its_part_commits_the_same_metadata():
     reader = KafkaStreamReader(options(ctiFrequency="1"), None)
     for task in reader.partitions(INITIAL_OFFSET, offset.to_json()):
         [partition_offset] = task.plan.ranges
-        partition, end = partition_offset.offsets.partition, PartitionState(cti_us=7)
+        partition, end = partition_offset.offsets.partition, PartitionClock(cti_us=7)
         one, other = (encode_group_metadata(each, partition, end) for each in (task.offset, offset))
         assert one == other
 
@@ -85,14 +85,14 @@ def test_the_least_of_the_others_stands_for_all_of_them(ctis, data):
 @hypothesis_settings(max_examples=200, deadline=None)
 def test_task_knows_the_least_cti_of_other_awake_partitions(ctis, idle, tasks):
     partition_offsets = {
-        at(n): PartitionOffset(0, 0 if n in idle else n % 3, PartitionState(cti_us=cti), n in idle)
+        at(n): PartitionOffset(0, 0 if n in idle else n % 3, PartitionClock(cti_us=cti), n in idle)
         for n, cti in enumerate(ctis)
     }
     offset = replace(stream(0, tasks), partitions=partition_offsets)
     for plan in plan_tasks(offset):
         mine = {partition_offset.offsets.partition for partition_offset in plan.ranges}
         others = [
-            s.state.cti_us for p, s in partition_offsets.items() if p not in mine and not s.idle
+            s.clock.cti_us for p, s in partition_offsets.items() if p not in mine and not s.idle
         ]
         assert min_cti(plan.others_us) == min_cti(others)
         assert bool(plan.others_us) == bool(others)

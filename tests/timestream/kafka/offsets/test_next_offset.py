@@ -36,8 +36,8 @@ from pyspark_timestream.kafka.offsets.positions import reconcile
 from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange
-from pyspark_timestream.kafka.task import compute_end_state, run_task
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.kafka.task import compute_end_clock, run_task
+from pyspark_timestream.rules.clocks import PartitionClock
 
 FLAGGED = [("partition", pa.int32()), ("offset", pa.int64()), ("violation", pa.string())]
 COLUMNS = {"drop": FLAGGED[:2], "flag": FLAGGED}
@@ -101,7 +101,7 @@ class Query:
                 return False
             for partition in planned.partitions.keys() - previous.partitions.keys():
                 self.raised[partition.number] = planned.cti_us
-                assert planned.partitions[partition].state == PartitionState(cti_us=planned.cti_us)
+                assert planned.partitions[partition].clock == PartitionClock(cti_us=planned.cti_us)
         self.began, self.text = True, json.dumps(planned.to_json())
         rows = self.deliver(check=True)
         assert self.deliver() == rows
@@ -119,11 +119,11 @@ class Query:
         partition_offset, span = previous.partitions[partition], previous.ranges()
         read = next(s for s in span if s.partition == partition)
         if not read.size:
-            return partition_offset.state
+            return partition_offset.clock
         left = decode_group_metadata(previous, partition, self.left.get(partition))
-        if left.state is not None:
-            return left.state
-        return compute_end_state(self.options, TaskRange(read, partition_offset.state), self.read)
+        if left.clock is not None:
+            return left.clock
+        return compute_end_clock(self.options, TaskRange(read, partition_offset.clock), self.read)
 
     def read(self, span, _needs):
         times = self.log[span.partition.number]
@@ -151,7 +151,7 @@ class Query:
                 assert mark is not None or row["offset"] is not None
         if check:
             for partition, end in leave.items():
-                self.left[partition] = encode_group_metadata(offset, partition, end.state)
+                self.left[partition] = encode_group_metadata(offset, partition, end.clock)
             self.check(offset, tasks)
         return tasks
 
@@ -211,9 +211,9 @@ class Query:
             out, tally, cti, _ = self.expected(number)
             kept = [(what[1], what[4]) for what in out if what[0] == "row"]
             assert self.found[number] == kept
-            state = self.state_after(self.offset(), at(number))
-            assert state.cti_us == cti
-            assert +Counter(state.counters()) == tally
+            clock = self.state_after(self.offset(), at(number))
+            assert clock.cti_us == cti
+            assert +Counter(clock.counters()) == tally
             clocks.append(cti)
         if None not in clocks and self.ctis[-1:] != [FINAL_US]:
             assert self.ctis[-1] == min(clocks)
@@ -356,7 +356,7 @@ def test_a_partition_found_while_running_meets_the_policy_at_the_streams_cti():
     query.log[1], query.found[1] = [3, 9, 10], []
     query.batch()
     assert query.found[1] == [(0, "late"), (1, None), (2, None)]
-    assert query.offset().partitions[at(1)].state == PartitionState(cti_us=9000)
+    assert query.offset().partitions[at(1)].clock == PartitionClock(cti_us=9000)
 
 
 def test_a_partition_found_in_a_bounded_run_waits_for_the_next_run():
@@ -426,7 +426,7 @@ def test_first_offset_begins_at_its_starts_without_a_cti():
         None,
         False,
     )
-    assert offset.partitions[at(0)].state == PartitionState()
+    assert offset.partitions[at(0)].clock == PartitionClock()
 
 
 def test_a_bounded_run_over_an_empty_topic_is_one_closing_batch():

@@ -17,21 +17,21 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     RunContext,
     advance_by_clock,
 )
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 A, B = at(0), at(1)
 SECOND, MINUTE = 1_000_000, 60_000_000
 NOW = 1_800_000_000 * SECOND
-OLD = PartitionState(cti_us=NOW - 3600 * SECOND)
+OLD = PartitionClock(cti_us=NOW - 3600 * SECOND)
 RUN = RunContext(idle_timeout_us=10 * SECOND, idle_advance_us=2 * MINUTE)
 
 
-def quiet(*states, **more):
+def quiet(*clocks, **more):
     """A stream whose partitions have been read to their ends, and are idle."""
     partition_offsets = {
-        at(n): PartitionOffset(3, 3, state, idle=True) for n, state in enumerate(states)
+        at(n): PartitionOffset(3, 3, clock, idle=True) for n, clock in enumerate(clocks)
     }
-    known = [state.cti_us for state in states if state.cti_us is not None]
+    known = [clock.cti_us for clock in clocks if clock.cti_us is not None]
     given = {"cti_us": max(known, default=None), **more}
     return StreamOffset("me", {}, 1, partition_offsets, **given)
 
@@ -43,7 +43,7 @@ def following(previous, now_us, run=RUN, ends=None, since_us=None, **seen):
         for partition, partition_offset in previous.partitions.items()
     }
     ended = {
-        partition: partition_offset.state
+        partition: partition_offset.clock
         for partition, partition_offset in previous.partitions.items()
     }
     ends = {**positions, **(ends or {})}
@@ -92,20 +92,20 @@ def test_stream_with_one_awake_partition_does_not_follow_the_clock():
 def test_partition_that_comes_back_meets_the_time_of_the_quiet_stream():
     moved = following(quiet(OLD, OLD), NOW)
     back = following(moved, NOW + SECOND, ends={A: 5})
-    assert back.partitions[A].state.cti_us == NOW - 2 * MINUTE
+    assert back.partitions[A].clock.cti_us == NOW - 2 * MINUTE
     assert back.partitions[A].end_exclusive == 5
     assert back.cti_us == NOW - 2 * MINUTE
     assert back.first_cti_us is None
 
 
 def test_quiet_stream_without_any_cti_gets_its_first_one():
-    assert following(quiet(PartitionState(), PartitionState()), NOW).cti_us == NOW - 2 * MINUTE
+    assert following(quiet(PartitionClock(), PartitionClock()), NOW).cti_us == NOW - 2 * MINUTE
 
 
 def test_quiet_stream_never_goes_back_with_the_clock():
     moved = following(quiet(OLD), NOW)
     assert following(moved, NOW - 3600 * SECOND) is moved
-    ahead = quiet(PartitionState(cti_us=NOW + MINUTE))
+    ahead = quiet(PartitionClock(cti_us=NOW + MINUTE))
     assert following(ahead, NOW) is ahead
 
 

@@ -34,7 +34,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 )
 from pyspark_timestream.kafka.offsets.tasks import join_batches, plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange
-from pyspark_timestream.kafka.task import compute_end_state, run_task
+from pyspark_timestream.kafka.task import compute_end_clock, run_task
 
 COLUMNS = (
     ("partition", pa.int32()),
@@ -86,9 +86,9 @@ class Replay:
         else:
             previous = self.offset()
             states = {
-                span.partition: compute_end_state(
+                span.partition: compute_end_clock(
                     self.options,
-                    TaskRange(span, previous.partitions[span.partition].state),
+                    TaskRange(span, previous.partitions[span.partition].clock),
                     self.read,
                 )
                 for span in previous.ranges()

@@ -11,11 +11,11 @@ from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 A, B = at(0), at(1)
 SETTINGS = {"eventShape": "point"}
-FIVE = PartitionState(cti_us=5)
+FIVE = PartitionClock(cti_us=5)
 RUN = RunContext()
 
 
@@ -48,8 +48,8 @@ def test_offset_records_since_when_a_partition_is_quiet():
         "me", {}, {A: 3, B: 0}, {A: 3, B: 1}, RUN, BrokerSnapshot(caught_up_since_us={A: 7})
     )
     assert first.partitions == {
-        A: PartitionOffset(3, 3, PartitionState(), False, 7, restart_points=((0, 3),)),
-        B: PartitionOffset(0, 1, PartitionState(), restart_points=((0, 0),)),
+        A: PartitionOffset(3, 3, PartitionClock(), False, 7, restart_points=((0, 3),)),
+        B: PartitionOffset(0, 1, PartitionClock(), restart_points=((0, 0),)),
     }
 
 
@@ -116,21 +116,21 @@ def test_end_emits_the_final_cti_and_refuses_later_records():
 
 
 def test_partition_that_wakes_up_joins_at_the_streams_cti():
-    nine = PartitionState(cti_us=9)
+    nine = PartitionClock(cti_us=9)
     before = offset((0, 2, FIVE), (0, 2, nine), cti_us=5)
-    states, places = {A: FIVE, B: nine}, {A: 2, B: 2}
+    clocks, places = {A: FIVE, B: nine}, {A: 2, B: 2}
     timeout = RunContext(idle_timeout_us=3)
     early = BrokerSnapshot(now_us=12, caught_up_since_us={A: 10})
-    assert next_offset(before, states, places, places, timeout, early) is before
+    assert next_offset(before, clocks, places, places, timeout, early) is before
     ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
-    asleep = next_offset(before, states, places, places, timeout, ripe)
+    asleep = next_offset(before, clocks, places, places, timeout, ripe)
     assert (asleep.cti_us, asleep.first_cti_us) == (9, 9)
     assert asleep.partitions == {
         A: PartitionOffset(2, 2, FIVE, True, 10),
         B: PartitionOffset(2, 2, nine),
     }
-    assert next_offset(asleep, states, places, places, timeout, ripe) is asleep
-    awake = next_offset(asleep, states, places, {A: 3, B: 2}, timeout, BrokerSnapshot(now_us=14))
+    assert next_offset(asleep, clocks, places, places, timeout, ripe) is asleep
+    awake = next_offset(asleep, clocks, places, {A: 3, B: 2}, timeout, BrokerSnapshot(now_us=14))
     assert awake.partitions == {
         A: PartitionOffset(2, 3, nine, forced_ctis=((2, 2, 9),)),
         B: PartitionOffset(2, 2, nine),
@@ -138,17 +138,17 @@ def test_partition_that_wakes_up_joins_at_the_streams_cti():
 
 
 def test_waking_partitions_alone_determine_the_streams_cti():
-    nine = PartitionState(cti_us=9)
+    nine = PartitionClock(cti_us=9)
     before = offset((2, 2, nine, True, 10), (2, 2, FIVE), cti_us=5)
     after = next_offset(before, {A: nine, B: FIVE}, {A: 2}, {A: 3}, RUN)
     assert (after.cti_us, after.first_cti_us) == (9, 9)
 
 
 def test_a_partition_that_is_gone_has_proven_what_it_started_with():
-    before = offset((0, 2, FIVE), (0, 2, PartitionState(cti_us=7)), cti_us=5)
-    after = next_offset(before, {A: PartitionState(cti_us=9)}, {A: 2}, {A: 2}, RUN)
+    before = offset((0, 2, FIVE), (0, 2, PartitionClock(cti_us=7)), cti_us=5)
+    after = next_offset(before, {A: PartitionClock(cti_us=9)}, {A: 2}, {A: 2}, RUN)
     assert (after.cti_us, after.first_cti_us, set(after.partitions)) == (9, 9, {A})
-    low = next_offset(before, {A: PartitionState(cti_us=6)}, {A: 2}, {A: 2}, RUN)
+    low = next_offset(before, {A: PartitionClock(cti_us=6)}, {A: 2}, {A: 2}, RUN)
     assert low is before
 
 
@@ -167,7 +167,7 @@ def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect()
     assert [task_range.end_cti_us for task_range in task.ranges] == [8]
     assert next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told) is again
     taken = next_offset(again, {A: FIVE}, {A: 4}, {A: 5}, RUN, told)
-    eight = PartitionState(cti_us=8)
+    eight = PartitionClock(cti_us=8)
     assert taken.partitions == {A: PartitionOffset(4, 5, eight, forced_ctis=((3, 4, 8),))}
     assert (taken.cti_us, taken.first_cti_us) == (8, None)
 
@@ -189,13 +189,13 @@ def test_imported_cti_waits_for_the_records_of_open_transactions():
 
 
 def test_a_run_that_has_closed_decides_nothing_more():
-    closing = offset((2, 2, FIVE), (2, 2, PartitionState(cti_us=9)), cti_us=5, end_of_run=True)
-    states, places = {A: FIVE, B: PartitionState(cti_us=9)}, {A: 2, B: 2}
+    closing = offset((2, 2, FIVE), (2, 2, PartitionClock(cti_us=9)), cti_us=5, end_of_run=True)
+    clocks, places = {A: FIVE, B: PartitionClock(cti_us=9)}, {A: 2, B: 2}
     run = RunContext(bounded=True, idle_timeout_us=3)
     ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
-    assert next_offset(closing, states, places, places, run, ripe) is closing
+    assert next_offset(closing, clocks, places, places, run, ripe) is closing
     began = RunContext(bounded=True, idle_timeout_us=3, new_start=True)
-    assert next_offset(closing, states, places, places, began, ripe).cti_us == 9
+    assert next_offset(closing, clocks, places, places, began, ripe).cti_us == 9
 
 
 def test_imported_ctis_waiting_for_lost_records_wait_for_the_end():
@@ -227,20 +227,20 @@ def test_a_clock_that_was_lost_with_its_topic_is_raised_to_what_was_shown():
     before = offset((0, 2, FIVE, False, None, ((2, 8),)), cti_us=5, imported=told.imported)
     after = next_offset(before, {A: FIVE}, {A: 0}, {A: 3}, RUN, told)
     assert (after.cti_us, after.first_cti_us) == (8, None)
-    assert after.partitions[A].state == PartitionState(cti_us=8)
+    assert after.partitions[A].clock == PartitionClock(cti_us=8)
     assert after.partitions[A].forced_ctis == ((1, 0, 8),)
 
 
 def test_a_clock_that_was_lost_is_not_raised_while_its_partition_is_idle():
-    before = offset((2, 2, FIVE, True, 1), (0, 2, PartitionState(cti_us=8)), cti_us=8)
+    before = offset((2, 2, FIVE, True, 1), (0, 2, PartitionClock(cti_us=8)), cti_us=8)
     ripe = BrokerSnapshot(caught_up_since_us={A: 1}, lost=True)
-    after = next_offset(before, {A: FIVE, B: PartitionState(cti_us=8)}, {A: 0, B: 2}, {}, RUN, ripe)
-    assert (after.cti_us, after.partitions[A].state, after.partitions[A].idle) == (8, FIVE, True)
+    after = next_offset(before, {A: FIVE, B: PartitionClock(cti_us=8)}, {A: 0, B: 2}, {}, RUN, ripe)
+    assert (after.cti_us, after.partitions[A].clock, after.partitions[A].idle) == (8, FIVE, True)
 
 
 def test_without_a_known_end_an_imported_cti_waits_for_nothing():
     moved = offset((0, 2, FIVE, False, None, ((4, 8),)), imported=ImportedTopic(cti_us=8))
-    eight = PartitionOffset(5, 5, PartitionState(cti_us=8), forced_ctis=((1, 5, 8),))
+    eight = PartitionOffset(5, 5, PartitionClock(cti_us=8), forced_ctis=((1, 5, 8),))
     sight = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
     after = next_offset(moved, {A: FIVE}, {A: 5}, {}, RUN, replace(sight, lost=True))
     assert after.partitions == {A: eight}
@@ -253,9 +253,9 @@ def test_a_first_offset_takes_an_imported_cti_where_there_is_nothing_to_read():
     first = first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 2}, RUN, told)
     assert first.partitions == {
         A: PartitionOffset(
-            3, 3, PartitionState(cti_us=8), restart_points=((0, 3),), forced_ctis=((0, 3, 8),)
+            3, 3, PartitionClock(cti_us=8), restart_points=((0, 3),), forced_ctis=((0, 3, 8),)
         ),
-        B: PartitionOffset(0, 2, PartitionState(), pending=((2, 8),), restart_points=((0, 0),)),
+        B: PartitionOffset(0, 2, PartitionClock(), pending=((2, 8),), restart_points=((0, 0),)),
     }
     assert (first.cti_us, first.imported) == (None, told.imported)
     alone = first_offset("me", {}, {A: 3}, {A: 3}, RUN, told)

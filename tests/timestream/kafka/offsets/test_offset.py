@@ -17,10 +17,10 @@ from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
     StreamOffset,
 )
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 instants = st.none() | st.integers(-(2**62), 2**62)
-states = st.builds(PartitionState, instants, st.integers(0, 9), instants, st.integers(0, 2**40))
+clocks = st.builds(PartitionClock, instants, st.integers(0, 9), instants, st.integers(0, 2**40))
 pendings = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple)
 reasons = st.sampled_from(["framing", "key type", "type"])
 malformed = st.dictionaries(reasons, st.integers(0, 9)).map(MalformedValues.from_reasons)
@@ -28,7 +28,7 @@ partition_offsets = st.builds(
     PartitionOffset,
     st.integers(0, 9),
     st.integers(0, 2**62),
-    states,
+    clocks,
     st.booleans(),
     instants,
     pendings,
@@ -38,7 +38,7 @@ partition_offsets = st.builds(
 )
 topics = st.sampled_from(["a", "b", "a.b-c_d"])
 some_partitions = st.builds(at, st.integers(0, 12), topics)
-imported = st.builds(ImportedPartition, st.integers(0, 9), states, instants, st.booleans())
+imported = st.builds(ImportedPartition, st.integers(0, 9), clocks, instants, st.booleans())
 imports = st.builds(ImportedTopic, st.dictionaries(some_partitions, imported, max_size=3), instants)
 names, texts = st.text(min_size=1, max_size=3), st.text(max_size=3)
 warnings = st.lists(
@@ -85,8 +85,8 @@ def test_an_offset_survives_json_and_is_the_same_text_each_time(offset):
 
 
 def test_equal_offsets_have_equal_texts_in_any_order():
-    state = PartitionState()
-    pairs = [(at(n), PartitionOffset(0, n, state)) for n in (2, 10, 1)]
+    clock = PartitionClock()
+    pairs = [(at(n), PartitionOffset(0, n, clock)) for n in (2, 10, 1)]
     texts = {
         json.dumps(StreamOffset("me", dict(order), 1, dict(partitions)).to_json())
         for partitions in (pairs, pairs[::-1])

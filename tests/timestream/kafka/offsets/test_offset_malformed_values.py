@@ -12,7 +12,7 @@ from timestream.builders import at, block, options, projection
 from pyspark_timestream.kafka.decode.records import RECORD_REASONS
 from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS
 from pyspark_timestream.kafka.driver.end_states import find_end_states
-from pyspark_timestream.kafka.offsets.group_metadata import drop_state, encode_group_metadata
+from pyspark_timestream.kafka.offsets.group_metadata import drop_clock, encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
     MalformedValues,
@@ -21,7 +21,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 counts = st.dictionaries(st.sampled_from(RECORD_REASONS[1:]), st.integers(0, 2**40))
 found = counts.map(MalformedValues.from_reasons)
@@ -79,7 +79,7 @@ def count_in_task(reasons, offset, size):
             values, keys = zip(*map(RECORDS.get, some), strict=True)
             yield block(*values, first=first, keys=list(keys))
 
-    plan = TaskPlan((TaskRange(span, partition_offset.state),))
+    plan = TaskPlan((TaskRange(span, partition_offset.clock),))
     for _ in run_task(GIVEN, WANTED, plan, read, ended.__setitem__):
         pass
     return encode_group_metadata(offset, at(0), *ended[at(0)])
@@ -92,7 +92,7 @@ def count_in_task(reasons, offset, size):
 @settings(deadline=None)
 def test_counts_of_a_stream_are_those_of_its_records_in_any_split_and_replay(reasons, batches):
     """A replay leaves the same text; a clock that is too long for it is dropped, counts are not."""
-    partition_offset = PartitionOffset(0, 0, PartitionState())
+    partition_offset = PartitionOffset(0, 0, PartitionClock())
     offset = StreamOffset("f00d", GIVEN.settings(), 1, {at(0): partition_offset})
     for size, block_size, is_refused in [*batches, (99, 99, False)]:
         end = min(partition_offset.end_exclusive + size, len(reasons))
@@ -105,11 +105,11 @@ def test_counts_of_a_stream_are_those_of_its_records_in_any_split_and_replay(rea
         if partition_offset.end_exclusive > partition_offset.start_inclusive:
             text = count_in_task(reasons, offset, block_size)
             assert text == count_in_task(reasons, offset, 10 - block_size % 10)
-            left = {at(0): drop_state(text) if is_refused else text}
-        ended = find_end_states(offset, left, lambda span: PartitionState(events=1), "ours")
+            left = {at(0): drop_clock(text) if is_refused else text}
+        ended = find_end_states(offset, left, lambda span: PartitionClock(events=1), "ours")
         partition_offset = replace(
             partition_offset,
-            state=ended.states[at(0)],
+            clock=ended.clocks[at(0)],
             malformed_values=ended.malformed_values[at(0)],
         )
     expected = Counter(reason for reason in reasons if reason)

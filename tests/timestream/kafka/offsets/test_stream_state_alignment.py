@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     RunContext,
     find_alignment,
 )
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 SECOND = 1_000_000
 FUTURE_S = 4_000_000_000
@@ -45,14 +45,14 @@ class Reader:
     delay_s: int | None = None
     offset: StreamOffset | None = None
 
-    def state(self, number: int, upto: int) -> PartitionState:
+    def clock(self, number: int, upto: int) -> PartitionClock:
         known = (us for us in reversed(self.logs[number][:upto]) if us is not None)
         last_s = next(known, None)
         last_us = None if last_s is None else last_s * SECOND
         if self.delay_s is None or last_us is None:
-            return PartitionState(last_us=last_us)
+            return PartitionClock(last_us=last_us)
         newest_s = max(s for s in self.logs[number][:upto] if s is not None)
-        return PartitionState(cti_us=(newest_s - self.delay_s) * SECOND, last_us=last_us)
+        return PartitionClock(cti_us=(newest_s - self.delay_s) * SECOND, last_us=last_us)
 
     def plan(self) -> bool:
         """Plan a batch; False where there is nothing to do."""
@@ -73,7 +73,7 @@ class Reader:
             for partition, partition_offset in partition_offsets
         }
         ended = {
-            partition: self.state(partition.number, end) for partition, end in positions.items()
+            partition: self.clock(partition.number, end) for partition, end in positions.items()
         }
         wanted_ms = find_alignment(
             stream_state(previous, ended, positions, ends, run), ends
@@ -259,17 +259,17 @@ def test_aligned_partition_at_its_end_and_small_backlogs_hold_nobody():
 def test_aligned_partition_without_a_cti_does_not_wait():
     slow, fast = at(0), at(1)
     partition_offsets = {
-        partition: PartitionOffset(0, 100, PartitionState()) for partition in (slow, fast)
+        partition: PartitionOffset(0, 100, PartitionClock()) for partition in (slow, fast)
     }
     previous = StreamOffset("me", {}, 1, partition_offsets)
     for cti_us, waits in ((None, False), (5_000 * SECOND, True)):
         ended = {
-            slow: PartitionState(cti_us=1, last_us=10),
-            fast: PartitionState(cti_us=cti_us, last_us=5_000 * SECOND),
+            slow: PartitionClock(cti_us=1, last_us=10),
+            fast: PartitionClock(cti_us=cti_us, last_us=5_000 * SECOND),
         }
         ends, run = {slow: 9_000, fast: 9_000}, RunContext(max_skew=MaxSkew(SECOND, 0))
-        state = stream_state(previous, ended, {slow: 100, fast: 100}, ends, run)
-        assert (fast in find_alignment(state, ends).waiting) == waits
+        clock = stream_state(previous, ended, {slow: 100, fast: 100}, ends, run)
+        assert (fast in find_alignment(clock, ends).waiting) == waits
 
 
 def test_aligned_waiting_partition_is_recorded(read_little):
@@ -293,6 +293,6 @@ def test_aligned_reading_counts_the_whole_backlog_for_min_offsets():
         partition: partition_offset.end_exclusive
         for partition, partition_offset in reader.offset.partitions.items()
     }
-    ended = {partition: reader.state(partition.number, end) for partition, end in positions.items()}
+    ended = {partition: reader.clock(partition.number, end) for partition, end in positions.items()}
     run = RunContext(max_skew=MaxSkew(10 * SECOND), min_offsets=10_000)
     assert sum(s.size for s in next_offset(reader.offset, ended, positions, ends, run).ranges())

@@ -15,7 +15,7 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.offsets.stream_state import max_emitted_cti
 from pyspark_timestream.kafka.offsets.tasks import join_batches, note_forced_cti, note_restart_point
 from pyspark_timestream.kafka.ranges import Range
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.clocks import PartitionClock
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,9 +41,9 @@ def join(world, first, last):
     end = StreamOffset.from_json(json.loads(json.dumps(world.batches[last][0].to_json())))
     if start is None:
         return world.rows(join_batches(None, {}, end, None)), None
-    states = {partition: world.state_after(start, partition) for partition in start.partitions}
-    emitted_us = max_emitted_cti(start, states)
-    tasks = world.rows(join_batches(start, states, end, emitted_us))
+    clocks = {partition: world.state_after(start, partition) for partition in start.partitions}
+    emitted_us = max_emitted_cti(start, clocks)
+    tasks = world.rows(join_batches(start, clocks, end, emitted_us))
     return tasks, None if emitted_us is None else emitted_us // 1000
 
 
@@ -104,8 +104,8 @@ def offset(number, partition_offset, partition=0):
 
 def test_reading_that_went_back_is_joined_from_where_it_went_back_to():
     """Twenty offsets were read, then the log ended at 15 and grew again to 30."""
-    clock = PartitionState(cti_us=7)
-    start = offset(4, PartitionOffset(0, 20, PartitionState()))
+    clock = PartitionClock(cti_us=7)
+    start = offset(4, PartitionOffset(0, 20, PartitionClock()))
     back = PartitionOffset(
         15, 18, clock, restart_points=note_restart_point(start.partitions[at(0)], 5, 15, 3)
     )
@@ -113,40 +113,40 @@ def test_reading_that_went_back_is_joined_from_where_it_went_back_to():
     last = replace(back, start_inclusive=18, end_exclusive=30)
     (plan,) = join_batches(start, {at(0): clock}, offset(6, last), 7)
     assert [
-        (partition_offset.offsets[1:], partition_offset.state) for partition_offset in plan.ranges
+        (partition_offset.offsets[1:], partition_offset.clock) for partition_offset in plan.ranges
     ] == [((15, 30), clock)]
     (plan,) = join_batches(
         None, {}, offset(6, replace(last, restart_points=((0, 2), *last.restart_points))), None
     )
     assert [
-        (partition_offset.offsets[1:], partition_offset.state) for partition_offset in plan.ranges
-    ] == [((2, 30), PartitionState())]
+        (partition_offset.offsets[1:], partition_offset.clock) for partition_offset in plan.ranges
+    ] == [((2, 30), PartitionClock())]
 
 
 def test_raise_ahead_holds_where_reading_goes_back_to():
-    partition_offset = PartitionOffset(0, 20, PartitionState(), forced_ctis=((3, 5, 1), (4, 20, 9)))
+    partition_offset = PartitionOffset(0, 20, PartitionClock(), forced_ctis=((3, 5, 1), (4, 20, 9)))
     assert note_forced_cti(partition_offset, 5, 15, 2, None) == ((3, 5, 1), (4, 15, 9))
     assert note_forced_cti(partition_offset, 5, 20, 3, 12) == ((5, 20, 12),)
     assert note_forced_cti(partition_offset, 5, 20, 4, None) == ()
 
 
 def test_a_partition_that_was_read_on_has_begun_nowhere_else():
-    partition_offset = PartitionOffset(0, 20, PartitionState(), restart_points=((1, 0),))
+    partition_offset = PartitionOffset(0, 20, PartitionClock(), restart_points=((1, 0),))
     assert note_restart_point(partition_offset, 5, 25, 0) == ((1, 0),)
     assert note_restart_point(partition_offset, 5, 20, 1) == ()
     assert note_restart_point(None, 5, 25, 4) == ((5, 25),)
 
 
 def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
-    clock = PartitionState(cti_us=9)
+    clock = PartitionClock(cti_us=9)
     start = replace(
-        offset(4, PartitionOffset(0, 5, PartitionState())),
+        offset(4, PartitionOffset(0, 5, PartitionClock())),
         missing={at(1): PartitionOffset(7, 7, clock)},
     )
     end = offset(6, PartitionOffset(7, 12, clock), 1)
-    (plan,) = join_batches(start, {at(0): PartitionState()}, end, 3)
+    (plan,) = join_batches(start, {at(0): PartitionClock()}, end, 3)
     assert [
-        (partition_offset.offsets, partition_offset.state) for partition_offset in plan.ranges
+        (partition_offset.offsets, partition_offset.clock) for partition_offset in plan.ranges
     ] == [(Range(at(1), 7, 12), clock)]
 
 

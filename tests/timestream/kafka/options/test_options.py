@@ -14,7 +14,7 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import RECORD_KEYS
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency, TimeFrom
-from pyspark_timestream.rules.state import TimeRules
+from pyspark_timestream.rules.clocks import TimeRules
 from pyspark_timestream.source import DefaultSource
 
 DECLARED = list(option_specs(KafkaOptions).values())

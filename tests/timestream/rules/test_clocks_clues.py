@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_timestream.core.instants import NEVER, parse_instant
-from pyspark_timestream.rules.state import (
+from pyspark_timestream.rules.clocks import (
     EARLY_US,
     MAX_LEAD_US,
     Clues,
     Events,
-    PartitionState,
+    PartitionClock,
     TimeRules,
 )
 from pyspark_timestream.rules.step import step
@@ -24,7 +24,7 @@ OLD = parse_instant("1990-01-01T00:00:00Z")
 
 def note(rules, records, cuts=()):
     """The clues of (time or None, timestamp or None), in minutes after noon."""
-    state = PartitionState()
+    clock = PartitionClock()
     for some in np.split(np.arange(len(records)), sorted(cuts)):
         chosen = [records[at] for at in some]
         events = Events(
@@ -32,8 +32,8 @@ def note(rules, records, cuts=()):
             np.array([t is not None for t, _ in chosen], dtype=np.bool_),
             record_us=np.array([NEVER if s is None else s for _, s in chosen], dtype=np.int64),
         )
-        state, _ = step(rules, state, events)
-    return state.clues
+        clock, _ = step(rules, clock, events)
+    return clock.clues
 
 
 def tell(rules, records):
@@ -89,6 +89,6 @@ def test_clues_are_those_of_a_loop_over_records_in_any_split(records, every, del
 
 
 def test_clues_go_through_json_with_an_instant_of_1970():
-    state = dataclasses.replace(PartitionState(), clues=Clues(behind_us=0, old=1))
-    assert state.to_json() == {"clues": {"behind_us": 0, "old": 1}}
-    assert PartitionState.from_json(state.to_json()) == state
+    clock = dataclasses.replace(PartitionClock(), clues=Clues(behind_us=0, old=1))
+    assert clock.to_json() == {"clues": {"behind_us": 0, "old": 1}}
+    assert PartitionClock.from_json(clock.to_json()) == clock

@@ -6,7 +6,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.rules.state import Clues, PartitionState, WriterState, raise_cti
+from pyspark_timestream.rules.clocks import Clues, PartitionClock, WriterState, raise_cti
 
 instants = st.none() | st.integers(-(2**62), 2**62)
 counts = st.integers(0, 2**62)
@@ -19,33 +19,33 @@ FIELDS = {
     "clues": st.builds(Clues, instants, counts, instants, counts, counts, counts, counts),
     **dict.fromkeys(("cti_us", "base_us", "last_us", "noted_us", "record_us"), instants),
 }
-states = st.builds(
-    PartitionState,
-    **{f.name: FIELDS.get(f.name, counts) for f in dataclasses.fields(PartitionState)},
+clocks = st.builds(
+    PartitionClock,
+    **{f.name: FIELDS.get(f.name, counts) for f in dataclasses.fields(PartitionClock)},
 )
 
 
-@given(states)
+@given(clocks)
 @settings(deadline=None)
-def test_a_state_survives_json_with_its_defaults_left_out(state):
-    stored = json.loads(json.dumps(state.to_json()))
-    assert PartitionState.from_json(stored) == state
+def test_a_state_survives_json_with_its_defaults_left_out(clock):
+    stored = json.loads(json.dumps(clock.to_json()))
+    assert PartitionClock.from_json(stored) == clock
     assert list(stored) == sorted(stored)
-    assert PartitionState().to_json() == {}
+    assert PartitionClock().to_json() == {}
 
 
 def test_a_state_that_an_earlier_version_wrote_is_read():
     old = {"base_us": 3, "count": 1, "cti_us": 7, "events": 9, "ignored_ctis": 2}
-    assert PartitionState.from_json(old) == PartitionState(7, 1, 3, events=9, ignored_ctis=2)
+    assert PartitionClock.from_json(old) == PartitionClock(7, 1, 3, events=9, ignored_ctis=2)
 
 
-@given(states, st.integers(-(2**62), 2**62))
+@given(clocks, st.integers(-(2**62), 2**62))
 @settings(deadline=None)
-def test_raising_moves_the_cti_up_and_nothing_else(state, cti_us):
-    after = raise_cti(state, cti_us)
-    assert after.cti_us == (cti_us if state.cti_us is None else max(cti_us, state.cti_us))
-    if after == state:
+def test_raising_moves_the_cti_up_and_nothing_else(clock, cti_us):
+    after = raise_cti(clock, cti_us)
+    assert after.cti_us == (cti_us if clock.cti_us is None else max(cti_us, clock.cti_us))
+    if after == clock:
         return
     # No event made the CTI.
-    assert after.clues == state.clues._replace(lead_us=None)
-    assert dataclasses.replace(after, cti_us=state.cti_us, clues=state.clues) == state
+    assert after.clues == clock.clues._replace(lead_us=None)
+    assert dataclasses.replace(after, cti_us=clock.cti_us, clues=clock.clues) == clock

@@ -1,4 +1,4 @@
-"""The state of a partition between two records, and the stream's CTI over all partitions.
+"""The clocks of partitions between two records, and the stream's CTI over all partitions.
 
 It round-trips through JSON, because it is part of the Spark offset. Its `Clues` serve diagnosis: no
 rule reads them. Like the clock they are a fold, so any split into blocks gives the same clues.
@@ -233,8 +233,8 @@ class Events:
 
 
 @dataclass(frozen=True)
-class PartitionState:
-    """The state of a partition between two records.
+class PartitionClock:
+    """A partition's clock between two records, with its counters.
 
     Attributes:
         cti_us: the CTI in force; None before the first.
@@ -289,7 +289,7 @@ class PartitionState:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object without the counters and fields that have their start value."""
-        defaults = PartitionState()
+        defaults = PartitionClock()
         names = (field.name for field in dataclasses.fields(self))
         values = {name: getattr(self, name) for name in names}
         fields = {
@@ -304,8 +304,8 @@ class PartitionState:
         return fields
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
-        """Return the state that `to_json` wrote."""
+    def from_json(cls, value: Mapping[str, Any]) -> "PartitionClock":
+        """Return the clock that `to_json` wrote."""
         if "writers" not in value and "clues" not in value:
             return build_frozen(cls, value)
         parsed: Any = value.get("writers", ())
@@ -321,11 +321,11 @@ class PartitionState:
         }
 
 
-def raise_cti(state: PartitionState, cti_us: int) -> PartitionState:
-    """Put `cti_us` in force if it is greater than the CTI of `state`; counter and base stay."""
-    if state.cti_us is not None and state.cti_us >= cti_us:
-        return state
-    return dataclasses.replace(state, cti_us=cti_us, clues=state.clues._replace(lead_us=None))
+def raise_cti(clock: PartitionClock, cti_us: int) -> PartitionClock:
+    """Put `cti_us` in force if it is greater than the CTI of `clock`; counter and base stay."""
+    if clock.cti_us is not None and clock.cti_us >= cti_us:
+        return clock
+    return dataclasses.replace(clock, cti_us=cti_us, clues=clock.clues._replace(lead_us=None))
 
 
 def min_cti(ctis_us: Iterable[int | None]) -> int | None:
@@ -468,8 +468,8 @@ def find_max_proven(
 
 
 def change_rules(
-    state: PartitionState, before: TimeRules, after: TimeRules, *, forgets_marks: bool = False
-) -> PartitionState:
+    clock: PartitionClock, before: TimeRules, after: TimeRules, *, forgets_marks: bool = False
+) -> PartitionClock:
     """Return the clock with which the rules `after` go on where the rules `before` have stopped.
 
     A CTI in force stays, and may rise if a writer is no longer waited for, or a grace is over.
@@ -477,74 +477,74 @@ def change_rules(
     `forgets_marks` the header of the marks is left out, or another one, and so are its writers.
     """
     if forgets_marks:
-        state = replace(state, writers=(), noted_us=None, begun=False)
+        clock = replace(clock, writers=(), noted_us=None, begun=False)
     elif replace(before, policy=after.policy, future_policy=after.future_policy) == after:
-        return state
-    state, has_left = _change_writers(state, before, after)
-    state = _change_silence(state, before, after)
+        return clock
+    clock, has_left = _change_writers(clock, before, after)
+    clock = _change_silence(clock, before, after)
     if has_left or before.writer_grace_us != after.writer_grace_us:
-        state = _raise_to_minimum(state, after)
+        clock = _raise_to_minimum(clock, after)
     if (before.every_events, before.every_us) != (after.every_events, after.every_us):
         writers = (
-            (name, writer._replace(counted=0, base_us=None)) for name, writer in state.writers
+            (name, writer._replace(counted=0, base_us=None)) for name, writer in clock.writers
         )
-        state = replace(state, count=0, base_us=None, writers=tuple(writers))
-    return replace(state, clues=Clues(old=state.clues.old, early=state.clues.early))
+        clock = replace(clock, count=0, base_us=None, writers=tuple(writers))
+    return replace(clock, clues=Clues(old=clock.clues.old, early=clock.clues.early))
 
 
 def _change_writers(
-    state: PartitionState, before: TimeRules, after: TimeRules
-) -> tuple[PartitionState, bool]:
+    clock: PartitionClock, before: TimeRules, after: TimeRules
+) -> tuple[PartitionClock, bool]:
     """Wait for the writers that are new in the list, and no more for those that have left it.
 
     Return the clock, and whether it waits for fewer writers now.
     """
     if before.writers == after.writers:
-        return state, False
-    was_listed = before.writers if state.begun else ()
+        return clock, False
+    was_listed = before.writers if clock.begun else ()
     removed = set(was_listed) - set(after.writers)
     live = {
         name: writer
-        for name, writer in state.writers
+        for name, writer in clock.writers
         if name not in removed or not _has_only_been_waited_for(writer)
     }
-    has_left = len(live) < len(state.writers)
+    has_left = len(live) < len(clock.writers)
     new = [name for name in after.writers if name not in was_listed and name not in live]
     live |= dict.fromkeys(new, WriterState())
-    state = replace(
-        state, writers=tuple(sorted(live.items())), begun=state.begun or bool(after.writers)
+    clock = replace(
+        clock, writers=tuple(sorted(live.items())), begun=clock.begun or bool(after.writers)
     )
-    return state, has_left
+    return clock, has_left
 
 
-def _raise_to_minimum(state: PartitionState, rules: TimeRules) -> PartitionState:
-    if _is_in_grace(state, rules):
-        return state
-    least_us = min_cti(writer.mark_us for _, writer in state.writers)
-    return state if least_us is None else raise_cti(state, least_us)
+def _raise_to_minimum(clock: PartitionClock, rules: TimeRules) -> PartitionClock:
+    if _is_in_grace(clock, rules):
+        return clock
+    least_us = min_cti(writer.mark_us for _, writer in clock.writers)
+    return clock if least_us is None else raise_cti(clock, least_us)
 
 
 def _has_only_been_waited_for(writer: WriterState) -> bool:
     return writer.mark_us is None and not writer.counted and writer.base_us is None
 
 
-def _is_in_grace(state: PartitionState, rules: TimeRules) -> bool:
+def _is_in_grace(clock: PartitionClock, rules: TimeRules) -> bool:
     if rules.writer_grace_us is None:
         return False
-    if state.record_us is None or state.first_us is None:
+    if clock.record_us is None or clock.first_us is None:
         return True
-    return state.record_us - state.first_us < rules.writer_grace_us
+    return clock.record_us - clock.first_us < rules.writer_grace_us
 
 
-def _change_silence(state: PartitionState, before: TimeRules, after: TimeRules) -> PartitionState:
+def _change_silence(clock: PartitionClock, before: TimeRules, after: TimeRules) -> PartitionClock:
     """Begin to measure silence and grace at the next record, if they were not, or end it."""
     begins_grace = before.writer_grace_us is None and after.writer_grace_us is not None
     if begins_grace or after.writer_grace_us is None:
-        state = replace(state, first_us=None)
+        clock = replace(clock, first_us=None)
     if begins_grace or before.needs_record_times != after.needs_record_times:
-        state = replace(state, record_us=None)
+        clock = replace(clock, record_us=None)
     is_kept = (before.writer_timeout_us is None) == (after.writer_timeout_us is None)
     if is_kept and not begins_grace:
-        return state
-    writers = ((name, writer._replace(seen_us=None)) for name, writer in state.writers)
-    return replace(state, writers=tuple(writers))
+        return clock
+    writers = ((name, writer._replace(seen_us=None)) for name, writer in clock.writers)
+    return replace(clock, writers=tuple(writers))
