@@ -588,8 +588,10 @@ def load_schemas(options: Read) -> Read:
     """Return `options` with the texts of their schemas, for tasks and checkpoints."""
     texts = dict(options.schema_texts)
     for rules in (options.value_rules, options.key_rules):
-        for attribute in ("schema", "reader_schema"):
-            value, name = getattr(rules, attribute), rules.option_name(attribute)
+        for value, name in (
+            (rules.schema, rules.option_name("schema")),
+            (rules.reader_schema, rules.option_name("reader_schema")),
+        ):
             if value is not None and value.strip().lower() != LATEST_SCHEMA and name not in texts:
                 texts[name] = _load_schema(rules, name, value)
     return replace(options, schema_texts=texts)

@@ -23,6 +23,7 @@ from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency
 from pyspark_timestream.kafka.options.reading import (
     LATEST_SCHEMA,
     SCHEMA_FORMATS,
+    PayloadAttribute,
     PayloadOptions,
     PayloadRules,
 )
@@ -62,7 +63,7 @@ def check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
 
 def _check_effect(rules: PayloadRules, texts: Mapping[str, str]) -> None:
     """Refuse options that have no effect with the format or without a registry."""
-    uses = {
+    uses: dict[PayloadAttribute, tuple[str, ...]] = {
         "framing": ("json", "avro", "protobuf"),
         "schema": SCHEMA_FORMATS,
         "reader_schema": ("avro",),

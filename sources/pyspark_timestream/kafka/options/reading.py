@@ -546,6 +546,22 @@ _READER_SCHEMA: Final = Parser(
 )
 
 
+PayloadAttribute = Literal["format", "framing", "schema", "reader_schema", "message", "subject"]
+"""An attribute of `PayloadRules` that an option of the side sets."""
+
+
+class _SideOptions(NamedTuple):
+    """The options of values or of keys as the query sets them, in the order of `PayloadAttribute`."""
+
+    side: Side
+    format: str
+    framing: str | None
+    schema: str | None
+    reader_schema: str | None
+    message: str | None
+    subject: str | None
+
+
 class PayloadRules(NamedTuple):
     """How values are read, or keys.
 
@@ -577,7 +593,7 @@ class PayloadRules(NamedTuple):
         is_read = self.has_registry and self.format in SCHEMA_FORMATS
         return is_read and self.reader_schema is None
 
-    def option_name(self, attribute: str) -> str:
+    def option_name(self, attribute: PayloadAttribute) -> str:
         """Return the option that sets an attribute, such as `readerSchema` or `keyReaderSchema`."""
         words = attribute.title().replace("_", "")
         if (self.side, attribute) == ("value", "reader_schema"):
@@ -739,37 +755,56 @@ class PayloadOptions(ReadingOptions):
     @property
     def value_rules(self) -> PayloadRules:
         """Return how the values are read."""
-        return self._rules("value")
+        return self._complete(
+            _SideOptions(
+                "value",
+                self.value_format,
+                self.value_framing,
+                self.value_schema,
+                self.reader_schema,
+                self.value_message,
+                self.value_subject,
+            )
+        )
 
     @property
     def key_rules(self) -> PayloadRules:
         """Return how the keys are read."""
-        return self._rules("key")
+        return self._complete(
+            _SideOptions(
+                "key",
+                self.key_format,
+                self.key_framing,
+                self.key_schema,
+                self.key_reader_schema,
+                self.key_message,
+                self.key_subject,
+            )
+        )
 
-    def _rules(self, side: Side) -> PayloadRules:
+    def _complete(self, options: _SideOptions) -> PayloadRules:
         """Return how a side is read, with loaded schemas, the framing and the default subject."""
-        format = getattr(self, f"{side}_format")
-        default_framing = "confluent" if self.registry and format != "binary" else "none"
-        framing = getattr(self, f"{side}_framing") or default_framing
-        reader_schema = self.reader_schema if side == "value" else self.key_reader_schema
+        default_framing = "confluent" if self.registry and options.format != "binary" else "none"
+        framing = options.framing or default_framing
+        reader_schema = options.reader_schema
         if reader_schema is not None and reader_schema.strip().lower() == LATEST_SCHEMA:
             reader_schema = None
         rules = PayloadRules(
-            side=side,
-            format=format,
+            side=options.side,
+            format=options.format,
             framing=framing,
             has_registry=bool(self.registry) and framing != "none",
-            schema=getattr(self, f"{side}_schema"),
+            schema=options.schema,
             reader_schema=reader_schema,
-            message=getattr(self, f"{side}_message"),
-            subject=getattr(self, f"{side}_subject"),
+            message=options.message,
+            subject=options.subject,
         )
         rules = rules._replace(
             schema=self.schema_texts.get(rules.option_name("schema"), rules.schema),
             reader_schema=self.schema_texts.get(rules.option_name("reader_schema"), reader_schema),
         )
         if rules.subject is None and rules.needs_latest and (topic := self._only_topic()):
-            rules = rules._replace(subject=f"{topic}-{side}")
+            rules = rules._replace(subject=f"{topic}-{options.side}")
         return rules
 
     def _only_topic(self) -> str | None:
@@ -788,18 +823,19 @@ class PayloadOptions(ReadingOptions):
         settings: dict[str, str] = {}
         for rules in (self.value_rules, self.key_rules):
             has_schema = rules.format in SCHEMA_FORMATS
-            texts = {
+            texts: dict[PayloadAttribute, str | None] = {
                 "format": rules.format if has_schema else None,
                 "framing": rules.framing if has_schema or rules.framing != "none" else None,
                 "message": rules.message,
-                "schema": self._fingerprint(rules, "schema"),
-                "reader_schema": self._fingerprint(rules, "reader_schema"),
+                "schema": self._fingerprint(rules.schema, rules.option_name("schema")),
+                "reader_schema": self._fingerprint(
+                    rules.reader_schema, rules.option_name("reader_schema")
+                ),
             }
             settings |= {rules.option_name(name): text for name, text in texts.items() if text}
         return settings
 
-    def _fingerprint(self, rules: PayloadRules, attribute: str) -> str | None:
-        text, name = getattr(rules, attribute), rules.option_name(attribute)
+    def _fingerprint(self, text: str | None, name: str) -> str | None:
         if text is None:
             return None
         if name not in self.schema_texts and not is_schema_text(text):
