@@ -16,7 +16,7 @@ import pytest
 import pyspark_timestream.__main__ as timestream
 import pyspark_tseries.__main__ as tseries
 from pyspark_timestream.commands.watch import command as watch
-from pyspark_timestream.core.why import INTERRUPTED
+from pyspark_timestream.core.processes import INTERRUPTED
 from pyspark_timestream.demo import command as demo
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.client.browse import browse

@@ -18,9 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_timestream.core.conversion import leave_out_pandas
 from pyspark_timestream.core.instants import parse_instant, to_datetime
-from pyspark_timestream.core.why import end_quietly
+from pyspark_timestream.core.processes import end_quietly, leave_out_pandas
 from pyspark_tseries import __version__
 from pyspark_tseries.client import browse, show
 from pyspark_tseries.errors import DAMAGES, TseriesError

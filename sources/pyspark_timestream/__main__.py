@@ -19,7 +19,7 @@ from pyspark_timestream.commands import lateness_report
 from pyspark_timestream.commands.explanation import explain_checkpoint
 from pyspark_timestream.commands.peek import command as peek
 from pyspark_timestream.commands.watch import command as watch
-from pyspark_timestream.core.why import INTERRUPTED, end_quietly
+from pyspark_timestream.core.processes import INTERRUPTED, end_quietly
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from pyspark_timestream.core.conversion import (
+from pyspark_timestream.core.arrow import (
     MAX_WIDE_DIGITS,
     build_nested,
     find_long_decimals,

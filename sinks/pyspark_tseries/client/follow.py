@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 
-from pyspark_timestream.core.threads import begin_in_forks
+from pyspark_timestream.core.processes import begin_in_forks
 from pyspark_timestream.errors import show_value
 from pyspark_tseries.client.results import Event, QueryResult
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore

@@ -25,8 +25,8 @@ from pyspark_timestream.core.instants import (
     parse_duration,
     timedelta_to_us,
 )
+from pyspark_timestream.core.processes import lazy
 from pyspark_timestream.core.report import PAGES, html_table
-from pyspark_timestream.core.threads import lazy
 from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.chart.figure import (
     USUAL,

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.conversion import MAX_DIGITS
+from pyspark_timestream.core.arrow import MAX_DIGITS
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import InvalidQuery, UnusableStore

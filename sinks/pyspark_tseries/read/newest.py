@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.threads import lazy
+from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.model.arrays import (
     MAX_NUMBER,
     MIN_NUMBER,

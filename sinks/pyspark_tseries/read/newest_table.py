@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.threads import lazy
+from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.model.arrays import NO_SEQUENCE, Int64Array, flag_last, to_int64
 from pyspark_tseries.model.columns import result_schema
 from pyspark_tseries.model.series_index import SeriesIds, SeriesIndex

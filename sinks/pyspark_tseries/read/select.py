@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.core.threads import lazy
+from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
     MAX_NUMBER,

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.conversion import MAX_WIDE_DIGITS
+from pyspark_timestream.core.arrow import MAX_WIDE_DIGITS
 from pyspark_timestream.core.instants import DAY_US
 from pyspark_tseries.model.arrays import (
     UNTIMED,

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_timestream.core.threads import begin_in_forks, lazy
+from pyspark_timestream.core.processes import begin_in_forks, lazy
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,
     MAX_NUMBER,

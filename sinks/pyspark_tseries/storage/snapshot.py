@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.core.threads import begin_in_forks, lazy
+from pyspark_timestream.core.processes import begin_in_forks, lazy
 from pyspark_tseries.errors import InvalidQuery, UnusableStore, damage_error
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,

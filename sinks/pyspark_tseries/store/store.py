@@ -25,7 +25,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pyspark_timestream.core.threads import begin_in_forks
+from pyspark_timestream.core.processes import begin_in_forks
 from pyspark_tseries.errors import NoSuchStore, StoreBusy
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields

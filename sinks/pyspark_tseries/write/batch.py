@@ -29,7 +29,7 @@ from pyspark_timestream.core.policies import (
     Action,
     name_lenient,
 )
-from pyspark_timestream.core.threads import lazy
+from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.errors import ConditionFailed, NoSuchEvent
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT, widen_rows

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import format_instant, split_cti_rows
+from pyspark_timestream.core.arrow import split_cti_rows
+from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, ReplayDiffers, UpdateFailed
 from pyspark_tseries.model.arrays import Int64Array

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -59,36 +59,6 @@ def instant_or_sentinel(us: int | None) -> int:
 def instant_or_none(us: int) -> int | None:
     """Return `us` as read from a column, with None for NEVER."""
     return None if us == NEVER else int(us)
-
-
-class CtiRows(NamedTuple):
-    """A block's data rows, separated from its CTI rows (semantics 2.9).
-
-    Attributes:
-        rows: the rows of data, with all columns.
-        cti_us: the greatest CTI of the block; None if it has none.
-        misfit: another column that is not null in a CTI row, and the CTI of the first such row;
-            None if CTI rows set nothing else.
-    """
-
-    rows: pa.RecordBatch
-    cti_us: int | None
-    misfit: tuple[str, int] | None
-
-
-def split_cti_rows(block: pa.RecordBatch, name: str) -> CtiRows:
-    """Separate rows of data from those in which column `name`, a timestamp, is set."""
-    if block[name].null_count == block.num_rows:
-        return CtiRows(block, None, None)
-    ctis = block[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-    is_cti = ctis.is_valid()
-    misfit = None
-    for column in block.schema.names:
-        row = pc.index(pc.and_(is_cti, block[column].is_valid()), True).as_py()
-        if row >= 0 and column != name:
-            misfit = column, ctis[row].as_py()
-            break
-    return CtiRows(block.filter(pc.invert(is_cti)), pc.max(ctis).as_py(), misfit)
 
 
 TICK_US: Final = 1

@@ -5,51 +5,12 @@ and the frames of JVM and Python. The text contains a name that users import, su
 `pyspark_timestream.DataLost: `, followed by the sentence with the next step.
 """
 
-import functools
-import os
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
 from pyspark_timestream.errors import compose_message, walk_causes
-
-_OF_A_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
-"""The exit code that shells give a command after its reader has gone away."""
-
-INTERRUPTED: Final = 128 + signal.SIGINT
-"""The exit code that shells give a command after Ctrl-C."""
-
-
-def end_quietly(main: Callable[..., int]) -> Callable[..., int]:
-    """End a command without a traceback at Ctrl-C, and when its reader ends (`... | head -1`)."""
-
-    @functools.wraps(main)
-    def run(arguments: list[str] | None = None) -> int:
-        if _is_ended_by_interrupts():
-            # From here on what a command has begun is cleaned up, which needs an exception.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            code = main(arguments)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # Python flushes standard output once more at exit, which would fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return _OF_A_CLOSED_PIPE
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr, flush=True)
-            return INTERRUPTED
-        return code
-
-    return run
-
-
-def _is_ended_by_interrupts() -> bool:
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-
 
 _PACKAGES: Final = ("pyspark_timestream", "pyspark_tseries")
 _OWN: Final = re.compile(rf"\b(?:{'|'.join(_PACKAGES)})(?:\.\w+)+: ")

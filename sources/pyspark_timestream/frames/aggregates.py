@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pyspark_timestream.core.conversion import MAX_DIGITS
+from pyspark_timestream.core.arrow import MAX_DIGITS
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.transforms import advance_time, check_times, quote_name, read_schema

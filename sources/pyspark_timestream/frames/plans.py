@@ -28,7 +28,7 @@ from pyspark.sql.types import DoubleType, FloatType
 
 from pyspark_timestream.core.checkpoint import parse_offset
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.core.threads import lazy
+from pyspark_timestream.core.processes import lazy
 from pyspark_timestream.errors import compose_message
 from pyspark_timestream.frames.cti_path import (
     FILTER,

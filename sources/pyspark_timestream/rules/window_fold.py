@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.conversion import MAX_DIGITS
+from pyspark_timestream.core.arrow import MAX_DIGITS
 from pyspark_timestream.core.instants import INSTANT, Instants, Mask
 from pyspark_timestream.core.options import Parser
 from pyspark_timestream.errors import SchemaRefused

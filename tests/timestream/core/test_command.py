@@ -8,7 +8,7 @@ import pytest
 
 import pyspark_timestream
 import pyspark_tseries
-from pyspark_timestream.core.why import end_quietly
+from pyspark_timestream.core.processes import end_quietly
 
 PACKAGES = [pyspark_timestream, pyspark_tseries]
 
@@ -23,7 +23,7 @@ def test_command_tells_its_version(package: ModuleType) -> None:
 def test_command_whose_reader_has_gone_prints_no_traceback() -> None:
     program = (
         "import sys\n"
-        "from pyspark_timestream.core.why import end_quietly\n"
+        "from pyspark_timestream.core.processes import end_quietly\n"
         "@end_quietly\n"
         "def main(arguments=None):\n"
         "    for n in range(100_000): print('line', n)\n"

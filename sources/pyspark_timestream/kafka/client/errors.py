@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.core.options import hide_secrets
-from pyspark_timestream.core.threads import begin_in_forks
+from pyspark_timestream.core.processes import begin_in_forks
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.conversion import (
+from pyspark_timestream.core.arrow import (
     MAX_WIDE_DIGITS,
     build_nested,
     find_long_decimals,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.conversion import MAX_DIGITS
+from pyspark_timestream.core.arrow import MAX_DIGITS
 from pyspark_timestream.core.instants import DAY_US, INSTANT, Mask, parse_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.parsers import format_path

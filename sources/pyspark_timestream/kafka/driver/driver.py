@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.checkpoint import damaged_offset, is_initial_offset
+from pyspark_timestream.core.end_requests import EndRequests, find_directory
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.errors import (
     LOSS_ADVICE,
@@ -23,7 +24,6 @@ from pyspark_timestream.errors import (
     DataLost,
     SchemaRefused,
 )
-from pyspark_timestream.frames.end import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas

@@ -551,7 +551,7 @@ PayloadAttribute = Literal["format", "framing", "schema", "reader_schema", "mess
 
 
 class _SideOptions(NamedTuple):
-    """The options of values or of keys as the query sets them, in the order of `PayloadAttribute`."""
+    """The options of values or keys as the query sets them, in the order of `PayloadAttribute`."""
 
     side: Side
     format: str

@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import MILLISECOND_US, format_instant, split_cti_rows
+from pyspark_timestream.core.arrow import split_cti_rows
+from pyspark_timestream.core.instants import MILLISECOND_US, format_instant
 from pyspark_timestream.errors import OptionError, SchemaRefused
 
 CTI: Final = "cti"

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.core.conversion import MAX_DIGITS
+from pyspark_timestream.core.arrow import MAX_DIGITS
 from pyspark_timestream.errors import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.convert import can_cast
 from pyspark_timestream.kafka.decode.records import RequestedFields, Tree, merge, nest

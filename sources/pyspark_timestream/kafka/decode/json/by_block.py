@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from pyspark_timestream.core.conversion import MAX_DIGITS, MAX_WIDE_DIGITS, find_long_decimals
+from pyspark_timestream.core.arrow import MAX_DIGITS, MAX_WIDE_DIGITS, find_long_decimals
 from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.kafka.compiled import declare_function, load_compiled
 from pyspark_timestream.kafka.decode.convert import (

@@ -12,7 +12,7 @@ WITHOUT = """
 import sys
 import numpy as np
 import pyarrow as pa
-from pyspark_timestream.core.conversion import leave_out_pandas
+from pyspark_timestream.core.processes import leave_out_pandas
 
 leave_out_pandas()
 assert not [finder for finder in sys.meta_path if "Refused" in type(finder).__name__]

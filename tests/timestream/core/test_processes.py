@@ -3,7 +3,7 @@
 import os
 import threading
 
-from pyspark_timestream.core.threads import begin_in_forks, lazy
+from pyspark_timestream.core.processes import begin_in_forks, lazy
 
 
 class Answer:

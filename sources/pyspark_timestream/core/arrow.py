@@ -1,0 +1,86 @@
+"""Arrow's columns in both packages: nested ones, the digits of decimals, blocks with CTI rows.
+
+What happens to a value that does not fit is each package's own rule: a source makes it null
+(semantics 13.13), a store refuses it (semantics 15.6).
+"""
+
+from collections.abc import Sequence
+from decimal import ROUND_FLOOR, Context, Decimal
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return how many items of each list `flatten()` returns: 0 for a null list."""
+    lengths: npt.NDArray[np.int64] = pc.list_value_length(array).fill_null(0).to_numpy()
+    return lengths
+
+
+def build_nested(
+    data_type: pa.DataType,
+    children: Sequence[pa.Array],
+    lengths: npt.NDArray[np.int64] | None,
+    nulls: pa.Array | None,
+) -> pa.Array:
+    """Return lists, maps or structs of `data_type`, null where `nulls` is true.
+
+    `children` are the items of all lists in order, the keys and values of all maps, or the fields
+    of the structs. `lengths` are the numbers of items; None for structs.
+    """
+    if lengths is None:
+        return pa.StructArray.from_arrays(children, fields=list(data_type), mask=nulls)
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    make = pa.ListArray.from_arrays if pa.types.is_list(data_type) else pa.MapArray.from_arrays
+    return make(offsets, *children, data_type, mask=nulls)
+
+
+MAX_DIGITS: Final = 38
+"""The digits of a decimal column, which has 128 bits."""
+
+MAX_WIDE_DIGITS: Final = 76
+"""The digits of a decimal of 256 bits."""
+
+
+def find_long_decimals(values: pa.Array, data_type: pa.DataType) -> pa.Array:
+    """Return where `values` have more digits before the point than the decimals of `data_type`.
+
+    Arrow's cast multiplies such a value until its bits run over, and returns another number.
+    """
+    greatest = Decimal((0, (9,) * data_type.precision, -data_type.scale))
+    unit = Decimal(1).scaleb(-values.type.scale)
+    bound = greatest.quantize(unit, ROUND_FLOOR, Context(prec=MAX_WIDE_DIGITS))
+    return pc.greater(pc.abs(values), pa.scalar(bound, values.type))
+
+
+class CtiRows(NamedTuple):
+    """A block's data rows, separated from its CTI rows (semantics 2.9).
+
+    Attributes:
+        rows: the rows of data, with all columns.
+        cti_us: the greatest CTI of the block; None if it has none.
+        misfit: another column that is not null in a CTI row, and the CTI of the first such row;
+            None if CTI rows set nothing else.
+    """
+
+    rows: pa.RecordBatch
+    cti_us: int | None
+    misfit: tuple[str, int] | None
+
+
+def split_cti_rows(block: pa.RecordBatch, name: str) -> CtiRows:
+    """Separate rows of data from those in which column `name`, a timestamp, is set."""
+    if block[name].null_count == block.num_rows:
+        return CtiRows(block, None, None)
+    ctis = block[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    is_cti = ctis.is_valid()
+    misfit = None
+    for column in block.schema.names:
+        row = pc.index(pc.and_(is_cti, block[column].is_valid()), True).as_py()
+        if row >= 0 and column != name:
+            misfit = column, ctis[row].as_py()
+            break
+    return CtiRows(block.filter(pc.invert(is_cti)), pc.max(ctis).as_py(), misfit)

@@ -1,0 +1,124 @@
+"""How the packages' processes begin, end, and share values between threads and with forks."""
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, overload
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+
+_OF_A_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
+"""The exit code that shells give a command after its reader has gone away."""
+
+INTERRUPTED: Final = 128 + signal.SIGINT
+"""The exit code that shells give a command after Ctrl-C."""
+
+
+def end_quietly(main: Callable[..., int]) -> Callable[..., int]:
+    """End a command without a traceback at Ctrl-C, and when its reader ends (`... | head -1`)."""
+
+    @functools.wraps(main)
+    def run(arguments: list[str] | None = None) -> int:
+        if _is_ended_by_interrupts():
+            # From here on what a command has begun is cleaned up, which needs an exception.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            code = main(arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes standard output once more at exit, which would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _OF_A_CLOSED_PIPE
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr, flush=True)
+            return INTERRUPTED
+        return code
+
+    return run
+
+
+def _is_ended_by_interrupts() -> bool:
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+
+
+def leave_out_pandas() -> None:
+    """Let Arrow convert values without importing pandas; for processes that run only our code.
+
+    At the first conversion Arrow imports pandas to ask whether the value is one of pandas' own,
+    which takes a quarter of a second. If that import fails, Arrow goes on without pandas until a
+    call needs it, such as `to_pandas`, and imports it then.
+    """
+    # Imported late: a command imports this module before it knows whether it needs Arrow.
+    import pyarrow as pa
+
+    if "pandas" not in sys.modules:
+        refusal = _PandasRefused()
+        sys.meta_path.insert(0, refusal)
+        try:
+            pa.array([0])
+        finally:
+            sys.meta_path.remove(refusal)
+
+
+class _PandasRefused:
+    """A finder of modules that finds no pandas."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out", name=name)
+
+
+class lazy(Generic[T]):
+    """A property that is computed when it is first read, as `functools.cached_property` is.
+
+    That one holds a lock of the class meanwhile until Python 3.11, which makes the threads of all
+    objects wait for each other, and for ever where the computation takes another lock. Here two
+    threads may compute the same value at the same time.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self._name = compute, compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        """Return the value, and keep it under the property's own name, where it is found first."""
+        if instance is None:
+            return self
+        value = vars(instance)[self._name] = self._compute(instance)
+        return value
+
+
+class Inherited(Protocol):
+    """An object that a forked process may use, too."""
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process: another thread of the parent may have held a lock."""
+
+
+_INHERITED: Final[WeakSet[Inherited]] = WeakSet()
+
+
+def begin_in_forks(inherited: Inherited) -> None:
+    """See to it that each process that is forked from this one calls `inherited.begin_child()`.
+
+    A fork has the locks of its parent as they were, but not the threads that would release them.
+    """
+    _INHERITED.add(inherited)
+
+
+def _begin_child() -> None:
+    for inherited in list(_INHERITED):
+        inherited.begin_child()
+
+
+os.register_at_fork(after_in_child=_begin_child)
