@@ -1,7 +1,6 @@
 """Adapts transport `time` to Spark: offsets, tasks and rows of the clock (semantics 12)."""
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -44,6 +43,7 @@ from pyspark_timestream.core.checkpoint import (
     is_instant,
 )
 from pyspark_timestream.core.instants import INSTANT, format_instant
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import OptionError
 
 TIME_SCHEMA: Final = (
@@ -58,11 +58,6 @@ _MAX_HANDED: Final = 10_000
 """Ticks of a batch that Spark gets with its one task, which then starts no Python."""
 
 _LOG: Final = logging.getLogger("pyspark_timestream")
-
-
-def read_wall_clock() -> int:
-    """Return the real time, in microseconds since 1970."""
-    return time.time_ns() // 1000
 
 
 @dataclass(frozen=True)

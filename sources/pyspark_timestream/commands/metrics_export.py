@@ -6,7 +6,6 @@ them is asked again, so that a collection shows the numbers of one moment.
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any, Final
@@ -33,6 +32,7 @@ from pyspark_timestream.commands.metrics import (
 )
 from pyspark_timestream.commands.watch.live import LiveQueries
 from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.core.serving import Answer, PageServer
 from pyspark_timestream.errors import MissingExtra
 from pyspark_timestream.kafka.diagnosis.history import read_progress
@@ -181,7 +181,7 @@ class TimeMetrics(StreamingQueryListener):
         if page and port is None:
             raise ValueError("page=True needs a port: pass port=0 for any free one")
         self._lock = Lock()
-        self._page = LiveQueries(_read_clock, keep_us) if page else None
+        self._page = LiveQueries(read_wall_clock, keep_us) if page else None
         self._state = MetricsState(max_partitions, keep_us)
         self._warned = set[str]()
         self._server = (
@@ -221,7 +221,7 @@ class TimeMetrics(StreamingQueryListener):
         """Take the numbers of a batch."""
 
         def record(state: MetricsState) -> MetricsState:
-            progress, now_us = json.loads(event.progress.json), _read_clock()
+            progress, now_us = json.loads(event.progress.json), read_wall_clock()
             batch = read_progress(progress)
             try:
                 state = record_progress(state, progress, now_us, batch=batch)
@@ -244,14 +244,14 @@ class TimeMetrics(StreamingQueryListener):
 
         def record(state: MetricsState) -> MetricsState:
             query, run = _identify(event)
-            state = record_end(state, query, run, _read_clock())
+            state = record_end(state, query, run, read_wall_clock())
             return self._show(state, lambda page: page.end(query))
 
         self._update(record)
 
     def _record_start(self, event: QueryStartedEvent | QueryIdleEvent) -> None:
         name = getattr(event, "name", None)
-        self._update(lambda state: record_start(state, *_identify(event), name, _read_clock()))
+        self._update(lambda state: record_start(state, *_identify(event), name, read_wall_clock()))
 
     def _show(self, state: MetricsState, change: Callable[[LiveQueries], None]) -> MetricsState:
         """Change the live page; return the state, in which a failure of the page counts."""
@@ -264,7 +264,7 @@ class TimeMetrics(StreamingQueryListener):
         return state
 
     def _take_samples(self) -> list[Sample]:
-        return list(list_samples(self._state, _read_clock()))
+        return list(list_samples(self._state, read_wall_clock()))
 
     def _update(self, change: Callable[[MetricsState], MetricsState]) -> None:
         """Replace the state, and log exceptions, which nobody sees in Spark's listener bus."""
@@ -297,7 +297,3 @@ class TimeMetrics(StreamingQueryListener):
 
 def _identify(event: Any) -> tuple[str, str]:
     return str(event.id), str(event.runId)
-
-
-def _read_clock() -> int:
-    return time.time_ns() // 1000

@@ -1,10 +1,11 @@
-"""How the packages' processes begin, end, and share values between threads and with forks."""
+"""How processes begin and end, read the clock, and share values between threads and with forks."""
 
 import functools
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
@@ -72,6 +73,11 @@ class _PandasRefused:
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name == "pandas":
             raise ModuleNotFoundError("pandas is left out", name=name)
+
+
+def read_wall_clock() -> int:
+    """Return the wall clock, in microseconds since 1970."""
+    return time.time_ns() // 1_000
 
 
 class lazy(Generic[T]):

@@ -33,6 +33,7 @@ from pyspark_timestream.commands.watch.follow import (
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
 from pyspark_timestream.commands.watch.page import StoreFacts, build_chain
 from pyspark_timestream.core.instants import format_instant, from_datetime
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.core.report import (
     align_within,
     begin_sentence,
@@ -131,7 +132,7 @@ def _serve(watched: "_Watched", host: str, port: int) -> None:
     read_records = watched.sampler() if is_loopback(host) else None
     page = LivePage(
         "Time of queries",
-        _read_clock,
+        read_wall_clock,
         watched.take_views,
         read_case=read_records,
         take_stores=watched.take_stores,
@@ -154,7 +155,7 @@ def _show_text(watched: "_Watched") -> None:
         nonlocal last_text
         width, height = shutil.get_terminal_size((100, 40))
         watched.read()
-        lines = format_text(watched.take_views(), _read_clock(), width, watched.take_stores())
+        lines = format_text(watched.take_views(), read_wall_clock(), width, watched.take_stores())
         text = "\n".join(lines[: height - 1] if is_terminal else lines)
         if text != last_text:
             print(f"{_CLEAR if is_terminal else ''}{text}", flush=True)
@@ -241,15 +242,11 @@ class _Watched:
         views = []
         for follower in self._followers:
             with self._lock:
-                view = follower.view(_read_clock())
+                view = follower.view(read_wall_clock())
             if self._ends is not None and self._ends.trouble and view.streams:
                 view = dataclasses.replace(view, notes=(*view.notes, self._ends.trouble))
             views.append(view)
         return views
-
-
-def _read_clock() -> int:
-    return time.time_ns() // 1_000
 
 
 class StoreReader:

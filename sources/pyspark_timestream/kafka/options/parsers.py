@@ -276,6 +276,7 @@ CTI_FREQUENCY: Final = Parser(
     _parse_frequency, "a count of events such as '10', or a timespan such as '5 seconds'"
 )
 CTI_DELAY: Final = _duration(-MAX_DURATION_US, "", "'5 seconds' or '-1 tick'")
+MARK_DELAY: Final = _duration(0, "it must not be negative", "'1 hour', at least 0")
 MAX_FUTURE: Final = _duration(0, "it must not be negative", "'5 minutes'")
 POSITIVE_DURATION: Final = _duration(
     1, "it must be at least 1 microsecond", "'30 seconds', above 0"

@@ -8,14 +8,12 @@ from pyspark_timestream.core.instants import (
     FINAL_US,
     MILLISECOND_US,
     MIN_US,
-    format_duration,
-    parse_duration,
 )
 from pyspark_timestream.core.options import Parser, choice, option, option_specs, read_options
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.keys import read_client_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.parsers import NAME
+from pyspark_timestream.kafka.options.parsers import MARK_DELAY, NAME
 from pyspark_timestream.producer.marks import is_idempotent, is_writer_name
 
 _CLIENT: Final = "kafka."
@@ -34,20 +32,8 @@ def _parse_writer(text: str) -> str:
     return text
 
 
-def _parse_delay(text: str) -> int:
-    us = parse_duration(text)
-    if not 0 <= us <= FINAL_US - MIN_US:
-        raise ValueError("below zero, or longer than all of time")
-    return us
-
-
 _TOPIC: Final = Parser(_parse_topic, "the name of one topic")
 _WRITER: Final = Parser(_parse_writer, "a name without commas and without blanks at its ends")
-_DELAY: Final = Parser(
-    _parse_delay,
-    "a duration such as '1 hour', at least 0",
-    format=format_duration,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +88,7 @@ class KafkaWriteOptions:
     )
     delay_us: int = option(
         "ctiDelay",
-        _DELAY,
+        MARK_DELAY,
         0,
         description=(
             "a mark lies this far behind its CTI: 0 where records carry the end of their window, "

@@ -63,7 +63,7 @@ from pyspark_timestream.producer.marks import Headers, Writer
 from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
 
 
-def find_checkpoint(options: Mapping[str, Any]) -> Path:
+def require_checkpoint(options: Mapping[str, Any]) -> Path:
     """Return the query's checkpoint, a directory of this machine, from Spark's options."""
     location = find_location(options)
     accepts = "a directory of the driver's machine"
@@ -283,7 +283,7 @@ def open_stream_writer(
         )
     check_columns(columns, has_marks=source is not None)
     _check_topic(options, columns, has_marks=source is not None)
-    checkpoint = find_checkpoint(raw) if source == "watermark" else None
+    checkpoint = require_checkpoint(raw) if source == "watermark" else None
     return KafkaStreamWriter(
         options, checkpoint, has_marks=source is not None, location=find_location(raw)
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_timestream.errors import CheckpointUnreadable, OptionError
-from pyspark_timestream.kafka.writer.stream_writer import find_checkpoint, read_watermark
+from pyspark_timestream.kafka.writer.stream_writer import read_watermark, require_checkpoint
 
 
 def plan(root: Path, batch: int, text: str) -> None:
@@ -23,7 +23,7 @@ def test_a_batch_that_cannot_be_read_is_named(tmp_path: Path, text) -> None:
 
 
 def test_a_checkpoint_elsewhere_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    assert find_checkpoint({"CheckpointLocation": f"file://{tmp_path}"}) == tmp_path
+    assert require_checkpoint({"CheckpointLocation": f"file://{tmp_path}"}) == tmp_path
     for options in ({}, {"checkpointlocation": "s3a://bucket/c"}):
         with pytest.raises(OptionError, match="option 'checkpointLocation'"):
-            find_checkpoint(options)
+            require_checkpoint(options)
