@@ -298,12 +298,12 @@ def can_be_taken(rows: Iterable[pa.RecordBatch]) -> bool:
 
 
 def _has_null_item(column: pa.Array) -> bool:
-    kind = column.type
-    if pa.types.is_struct(kind):
-        return any(_has_null_item(column.field(number)) for number in range(kind.num_fields))
-    if pa.types.is_map(kind):
+    data_type = column.type
+    if pa.types.is_struct(data_type):
+        return any(_has_null_item(column.field(number)) for number in range(data_type.num_fields))
+    if pa.types.is_map(data_type):
         items = [column.keys, column.items]
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    elif pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
         items = [column.values]
     else:
         return False

@@ -216,17 +216,19 @@ def _check_text(partial: Partial, types: Mapping[str, DataType]) -> None:
         )
 
 
-def _merge(function: str, kind: DataType | None, partial_columns: Sequence[Column]) -> Column:
-    """Return the aggregate of a group of partial rows; `kind` is its column's type."""
+def _merge(function: str, data_type: DataType | None, partial_columns: Sequence[Column]) -> Column:
+    """Return the aggregate of a group of partial rows; `data_type` is its column's type."""
     if function == "count":
         return F.coalesce(F.sum(partial_columns[0]), F.lit(0).cast("bigint"))
     if function in ("min", "max"):
         return F.min(partial_columns[0]) if function == "min" else F.max(partial_columns[0])
-    if isinstance(kind, DecimalType):
-        digits = min(MAX_DIGITS, kind.precision + 10)
-        total = F.sum(partial_columns[0]).cast(DecimalType(digits, kind.scale))
+    if isinstance(data_type, DecimalType):
+        digits = min(MAX_DIGITS, data_type.precision + 10)
+        total = F.sum(partial_columns[0]).cast(DecimalType(digits, data_type.scale))
         return (
-            total if function == "sum" else divide_as_mean(kind, total, F.sum(partial_columns[1]))
+            total
+            if function == "sum"
+            else divide_as_mean(data_type, total, F.sum(partial_columns[1]))
         )
     if function == "sum":
         return F.sum(partial_columns[0])
@@ -235,23 +237,23 @@ def _merge(function: str, kind: DataType | None, partial_columns: Sequence[Colum
     return total / F.nullif(F.sum(partial_columns[1]), F.lit(0)).cast("double")
 
 
-def divide_as_mean(kind: DecimalType, total: Column, count: Column) -> Column:
+def divide_as_mean(data_type: DecimalType, total: Column, count: Column) -> Column:
     """Divide as Spark's mean of decimals does: rounded once, half up, to four more digits.
 
     Its operator `/` would round twice, or to fewer digits. So divide the quotient and the remainder
     separately: the remainder is less than the count, which leaves enough digits.
     """
-    if kind.precision > _MOST_MEAN_DIGITS or kind.scale > _MOST_MEAN_SCALE:
+    if data_type.precision > _MOST_MEAN_DIGITS or data_type.scale > _MOST_MEAN_SCALE:
         raise SchemaRefused(
-            f"a mean is asked of a column that is {kind.simpleString()}",
+            f"a mean is asked of a column that is {data_type.simpleString()}",
             f"means of decimals of at most {_MOST_MEAN_DIGITS} digits, {_MOST_MEAN_SCALE} of them "
             "behind the point",
             "ask for its sum and count and divide these, or declare it with less digits in "
             ".schema(...)",
         )
-    scale, mean_scale = kind.scale, kind.scale + 4
+    scale, mean_scale = data_type.scale, data_type.scale + 4
     rows = F.nullif(count, F.lit(0)).cast(DecimalType(_COUNT_DIGITS, 0))
     remainder = (total % rows).cast(DecimalType(_COUNT_DIGITS + scale, scale))
-    quotient = ((total - remainder) / rows).cast(DecimalType(kind.precision - scale + 1, 0))
+    quotient = ((total - remainder) / rows).cast(DecimalType(data_type.precision - scale + 1, 0))
     fraction = (remainder / rows).cast(DecimalType(mean_scale + 1, mean_scale))
-    return (quotient + fraction).cast(DecimalType(kind.precision + 4, mean_scale))
+    return (quotient + fraction).cast(DecimalType(data_type.precision + 4, mean_scale))

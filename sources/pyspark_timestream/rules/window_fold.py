@@ -158,21 +158,21 @@ def _find(rows: pa.Schema, name: str) -> pa.Field:
     return rows.field(index)
 
 
-def _is_ordered(kind: pa.DataType) -> bool:
+def _is_ordered(data_type: pa.DataType) -> bool:
     types = pa.types
     return (
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_decimal(kind)
-        or types.is_date(kind)
-        or types.is_timestamp(kind)
-        or types.is_boolean(kind)
-        or _is_bytes(kind)
+        types.is_integer(data_type)
+        or types.is_floating(data_type)
+        or types.is_decimal(data_type)
+        or types.is_date(data_type)
+        or types.is_timestamp(data_type)
+        or types.is_boolean(data_type)
+        or _is_bytes(data_type)
     )
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+def _is_bytes(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(data_type) or pa.types.is_binary(data_type))
 
 
 def _check_key(field: pa.Field) -> pa.DataType:
@@ -279,10 +279,10 @@ def _select_data(fold: WindowFold, table: pa.Table) -> pa.Table:
 
 
 def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table:
-    kinds = dict(zip(fold.partials, schema.types[2 + len(fold.by) :], strict=True))
+    data_types = dict(zip(fold.partials, schema.types[2 + len(fold.by) :], strict=True))
     us = table[fold.event_time].cast(pa.int64()).to_numpy()
     keys = [_encode(table[name]) for name in fold.by]
-    if all(_is_safe(table, partial, kind) for partial, kind in kinds.items()):
+    if all(_is_safe(table, partial, data_type) for partial, data_type in data_types.items()):
         codes = _Codes(us, fold.pane_us, keys)
         groups = _Groups(codes.codes, codes.size)
         panes, key_indexes = codes.split(groups.used)
@@ -295,12 +295,14 @@ def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table
         key.dictionary.take(pa.array(indexes))
         for key, indexes in zip(keys, key_indexes, strict=True)
     ]
-    columns = {name: _Values(table[name]) for name in {partial.column for partial in kinds} if name}
+    columns = {
+        name: _Values(table[name]) for name in {partial.column for partial in data_types} if name
+    }
     results += [
         pa.array(groups.count(None))
         if partial.column is None
-        else columns[partial.column].fold(partial.function, groups, kind)
-        for partial, kind in kinds.items()
+        else columns[partial.column].fold(partial.function, groups, data_type)
+        for partial, data_type in data_types.items()
     ]
     return pa.Table.from_arrays(results, schema=schema)
 
@@ -439,29 +441,31 @@ class _Values:
         numbers: Instants = (pc.fill_null(values, 0) if values.null_count else values).to_numpy()
         return numbers
 
-    def fold(self, function: Function, groups: _Groups, kind: pa.DataType) -> pa.Array:
-        """Return the result of `function` for each group, in type `kind`."""
+    def fold(self, function: Function, groups: _Groups, data_type: pa.DataType) -> pa.Array:
+        """Return the result of `function` for each group, in `data_type`."""
         if function == "count":
             return pa.array(groups.count(self._valid_rows))
         numbers, types = self._numbers, pa.types
-        if numbers is None or (types.is_decimal(kind) and function == "sum" and _is_large(numbers)):
-            return self._fold_large(function, groups, kind)
+        if numbers is None or (
+            types.is_decimal(data_type) and function == "sum" and _is_large(numbers)
+        ):
+            return self._fold_large(function, groups, data_type)
         folded = groups.fold(*_UFUNCS[function], numbers, self._valid_rows)
         is_null = None if self._valid_rows is None else groups.count(self._valid_rows) == 0
-        if types.is_decimal(kind):
-            return _write_decimals(folded, is_null, kind)
-        if types.is_floating(kind):
-            return pa.array(_from_sortable(folded), mask=is_null).cast(kind)
+        if types.is_decimal(data_type):
+            return _write_decimals(folded, is_null, data_type)
+        if types.is_floating(data_type):
+            return pa.array(_from_sortable(folded), mask=is_null).cast(data_type)
         results = pa.array(folded, mask=is_null)
         if self._ranked is not None:
             return self._ranked.take(results)
-        return (results.cast(pa.int32()) if types.is_date32(kind) else results).cast(kind)
+        return (results.cast(pa.int32()) if types.is_date32(data_type) else results).cast(data_type)
 
-    def _fold_large(self, function: Function, groups: _Groups, kind: pa.DataType) -> pa.Array:
+    def _fold_large(self, function: Function, groups: _Groups, data_type: pa.DataType) -> pa.Array:
         rows = pa.table({"code": pa.array(groups.codes), "value": self._values})
         folded = rows.group_by("code", use_threads=False).aggregate([("value", function)])
         order = pc.sort_indices(folded["code"])
-        return folded[f"value_{function}"].take(order).combine_chunks().cast(kind)
+        return folded[f"value_{function}"].take(order).combine_chunks().cast(data_type)
 
 
 def _is_large(numbers: Instants) -> bool:
@@ -482,13 +486,13 @@ def _read_decimals(values: pa.ChunkedArray) -> Instants | None:
     return np.concatenate(chunks)
 
 
-def _write_decimals(numbers: Instants, is_null: Mask | None, kind: pa.DataType) -> pa.Array:
+def _write_decimals(numbers: Instants, is_null: Mask | None, data_type: pa.DataType) -> pa.Array:
     words = np.stack((numbers, numbers >> _SIGN), axis=1)
     validity = None if is_null is None else pa.py_buffer(np.packbits(~is_null, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(numbers), [validity, pa.py_buffer(words)])
+    return pa.Array.from_buffers(data_type, len(numbers), [validity, pa.py_buffer(words)])
 
 
-def _is_safe(table: pa.Table, partial: Partial, kind: pa.DataType) -> bool:
+def _is_safe(table: pa.Table, partial: Partial, data_type: pa.DataType) -> bool:
     """Return whether every sum of some of these values fits the type of its column."""
     if partial.function != "sum" or partial.column is None:
         return True
@@ -496,8 +500,8 @@ def _is_safe(table: pa.Table, partial: Partial, kind: pa.DataType) -> bool:
     if bounds["min"] is None:
         return True
     greatest = max(abs(bounds["min"]), abs(bounds["max"]))
-    if pa.types.is_decimal(kind):
-        return bool(greatest * len(table) < 10 ** (kind.precision - kind.scale))
+    if pa.types.is_decimal(data_type):
+        return bool(greatest * len(table) < 10 ** (data_type.precision - data_type.scale))
     return bool(greatest * len(table) < 2**63)
 
 

@@ -120,37 +120,41 @@ def list_columns(struct: pa.DataType) -> Columns:
     """List a struct's fields that are not structs themselves, by their paths."""
     visible, secrets = _drop_secrets(struct)
     fields = [
-        pa.field(format_path(path), kind)
-        for path, kind in _list_leaves(visible or pa.struct([]), ())
+        pa.field(format_path(path), data_type)
+        for path, data_type in _list_leaves(visible or pa.struct([]), ())
         if all(name.strip() and name.isprintable() for name in path)
     ]
     return Columns(pa.schema(fields), secrets)
 
 
 def _list_leaves(
-    kind: pa.DataType, path: tuple[str, ...]
+    data_type: pa.DataType, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
-    if not pa.types.is_struct(kind):
-        yield path, kind
+    if not pa.types.is_struct(data_type):
+        yield path, data_type
         return
-    for field in kind:
+    for field in data_type:
         yield from _list_leaves(field.type, (*path, field.name))
 
 
-def _drop_secrets(kind: pa.DataType) -> tuple[pa.DataType | None, int]:
+def _drop_secrets(data_type: pa.DataType) -> tuple[pa.DataType | None, int]:
     """Return a type without fields that suggest secrets, or None, and the number of these."""
-    if pa.types.is_list(kind):
-        inner, secrets = _drop_secrets(kind.value_type)
+    if pa.types.is_list(data_type):
+        inner, secrets = _drop_secrets(data_type.value_type)
         return (None if inner is None else pa.list_(inner)), secrets
-    if pa.types.is_map(kind):
-        inner, secrets = _drop_secrets(kind.item_type)
-        return (None if inner is None else pa.map_(kind.key_type, inner)), secrets
-    if not pa.types.is_struct(kind):
-        return kind, 0
+    if pa.types.is_map(data_type):
+        inner, secrets = _drop_secrets(data_type.item_type)
+        return (None if inner is None else pa.map_(data_type.key_type, inner)), secrets
+    if not pa.types.is_struct(data_type):
+        return data_type, 0
     inner_types = {
-        field.name: _drop_secrets(field.type) for field in kind if not suggests_secret(field.name)
+        field.name: _drop_secrets(field.type)
+        for field in data_type
+        if not suggests_secret(field.name)
     }
-    secrets = kind.num_fields - len(inner_types) + sum(hidden for _, hidden in inner_types.values())
+    secrets = (
+        data_type.num_fields - len(inner_types) + sum(hidden for _, hidden in inner_types.values())
+    )
     children = [(name, inner) for name, (inner, _) in inner_types.items() if inner is not None]
     return (pa.struct(children) if children else None), secrets
 
@@ -168,16 +172,16 @@ def _quote(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
-def _format_type(kind: pa.DataType) -> str:
-    if pa.types.is_list(kind):
-        return f"array<{_format_type(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"map<{_format_type(kind.key_type)},{_format_type(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{_quote(e.name)}:{_format_type(e.type)}' for e in kind)}>"
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    return _TYPE_NAMES[str(kind)]
+def _format_type(data_type: pa.DataType) -> str:
+    if pa.types.is_list(data_type):
+        return f"array<{_format_type(data_type.value_type)}>"
+    if pa.types.is_map(data_type):
+        return f"map<{_format_type(data_type.key_type)},{_format_type(data_type.item_type)}>"
+    if pa.types.is_struct(data_type):
+        return f"struct<{','.join(f'{_quote(e.name)}:{_format_type(e.type)}' for e in data_type)}>"
+    if pa.types.is_decimal(data_type):
+        return f"decimal({data_type.precision},{data_type.scale})"
+    return _TYPE_NAMES[str(data_type)]
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -229,15 +233,15 @@ def _merge(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     return pa.string()
 
 
-def _settle(kind: pa.DataType) -> pa.DataType:
+def _settle(data_type: pa.DataType) -> pa.DataType:
     """Return a type that a column can have; an unknown type becomes a string."""
-    if kind == _NOTHING or kind == pa.struct([]):
+    if data_type == _NOTHING or data_type == pa.struct([]):
         return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_settle(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _settle(field.type)) for field in kind])
-    return kind
+    if pa.types.is_list(data_type):
+        return pa.list_(_settle(data_type.value_type))
+    if pa.types.is_struct(data_type):
+        return pa.struct([(field.name, _settle(field.type)) for field in data_type])
+    return data_type
 
 
 # -- schemas ---------------------------------------------------------------------------------------
@@ -296,8 +300,8 @@ def _read_field(field: Any, outer: tuple[str, ...]) -> pa.DataType | None:
         key, value = field.message_type.fields
         item = _read_one(value, outer)
         return None if item is None else pa.map_(_read_one(key, outer), item)
-    kind = _read_one(field, outer)
-    return pa.list_(kind) if field.is_repeated and kind is not None else kind
+    data_type = _read_one(field, outer)
+    return pa.list_(data_type) if field.is_repeated and data_type is not None else data_type
 
 
 def _read_one(field: Any, outer: tuple[str, ...]) -> pa.DataType | None:
@@ -327,7 +331,7 @@ def _read_one(field: Any, outer: tuple[str, ...]) -> pa.DataType | None:
 
 
 def _create_struct(fields: Iterable[tuple[str, pa.DataType | None]]) -> pa.DataType:
-    return pa.struct([(name, kind) for name, kind in fields if kind is not None])
+    return pa.struct([(name, data_type) for name, data_type in fields if data_type is not None])
 
 
 _YEAR_US: Final = 366 * DAY_US
@@ -369,14 +373,14 @@ class Candidate:
     most_lag_us: int | None = None
 
 
-def can_be_time(kind: pa.DataType) -> bool:
+def can_be_time(data_type: pa.DataType) -> bool:
     """Return whether a field of this type may hold a time."""
     return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_timestamp(kind)
-        or pa.types.is_date32(kind)
+        pa.types.is_string(data_type)
+        or pa.types.is_integer(data_type)
+        or pa.types.is_floating(data_type)
+        or pa.types.is_timestamp(data_type)
+        or pa.types.is_date32(data_type)
     )
 
 
@@ -397,8 +401,8 @@ def find_candidates(
     contents += [
         (f"header:{name}", [read_header(headers, name)], None) for name in _list_headers(headers)
     ]
-    for index, (source, pieces, kind) in enumerate(contents):
-        candidate = _examine(source, pieces, kind, record)
+    for index, (source, pieces, data_type) in enumerate(contents):
+        candidate = _examine(source, pieces, data_type, record)
         if candidate is not None:
             nearness = _rank_lag(candidate.least_lag_us, candidate.most_lag_us)
             rank = _rank_name(source)
@@ -425,7 +429,7 @@ def _list_headers(headers: pa.Array) -> list[str]:
 
 
 def _examine(
-    source: str, pieces: Sequence[pa.Array], kind: pa.DataType | None, record: Times
+    source: str, pieces: Sequence[pa.Array], data_type: pa.DataType | None, record: Times
 ) -> Candidate | None:
     present = sum(len(piece) - piece.null_count for piece in pieces)
     times = {unit: _read(pieces, unit) for unit in TIME_UNITS}
@@ -436,9 +440,9 @@ def _examine(
     # A time that brings its own unit is the same in all of them.
     is_number = len(set(counts.values())) > 1
     name = "number" if is_number else "text"
-    if kind is not None and pa.types.is_timestamp(kind):
+    if data_type is not None and pa.types.is_timestamp(data_type):
         name = "timestamp"
-    if kind is not None and pa.types.is_date32(kind):
+    if data_type is not None and pa.types.is_date32(data_type):
         name = "date"
     return _describe(source, name, unit if is_number else "", times[unit], record)
 
@@ -513,9 +517,9 @@ class Sample:
         """Return the timestamps of all records."""
         return self._concat("timestamps_ms", pa.int64())
 
-    def _concat(self, name: str, kind: pa.DataType) -> pa.Array:
+    def _concat(self, name: str, data_type: pa.DataType) -> pa.Array:
         pieces = [getattr(block, name) for _, block in self.blocks]
-        return pa.concat_arrays(pieces) if pieces else pa.array([], kind)
+        return pa.concat_arrays(pieces) if pieces else pa.array([], data_type)
 
 
 Key = int | bytes

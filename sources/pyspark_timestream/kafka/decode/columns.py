@@ -76,19 +76,19 @@ def _find_obstacle(path: Path, declared: Mapping[Path, pa.Field]) -> str:
         column = declared.get(path[:length])
         if column is None:
             continue
-        kind = column.type
+        data_type = column.type
         for depth in range(length, len(path)):
-            if pa.types.is_string(kind):
+            if pa.types.is_string(data_type):
                 break
-            if not pa.types.is_struct(kind):
+            if not pa.types.is_struct(data_type):
                 return (
                     f"goes through '{format_path(path[:depth])}', which column '{column.name}' "
-                    f"declares as {kind}"
+                    f"declares as {data_type}"
                 )
-            index = kind.get_field_index(path[depth])
+            index = data_type.get_field_index(path[depth])
             if index < 0:
                 break
-            kind = kind.field(index).type
+            data_type = data_type.field(index).type
     return ""
 
 
@@ -330,7 +330,7 @@ def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
         *(types.is_float32, types.is_float64, types.is_decimal128),
         *(types.is_timestamp, types.is_date32),
     )
-    return None if any(is_kind(data_type) for is_kind in readable) else data_type
+    return None if any(is_type(data_type) for is_type in readable) else data_type
 
 
 def _unknown_column(

@@ -150,11 +150,13 @@ def build_block(
     return DecodedBlock([converted.column for converted in columns], raw, reasons)
 
 
-def join_converted(pieces: Sequence[Converted], order: Longs, kind: pa.DataType) -> Converted:
+def join_converted(pieces: Sequence[Converted], order: Longs, data_type: pa.DataType) -> Converted:
     """Take the values of `pieces` in `order`; -1 becomes null, and is not bad."""
     absent = order < 0
     rows = pa.array(order, mask=absent if absent.any() else None)
-    column = pa.concat_arrays([*(piece.column for piece in pieces), pa.nulls(0, kind)]).take(rows)
+    column = pa.concat_arrays([*(piece.column for piece in pieces), pa.nulls(0, data_type)]).take(
+        rows
+    )
     bad = np.concatenate([*(piece.bad for piece in pieces), np.zeros(1, np.bool_)])[order]
     return Converted(column, bad)
 
@@ -221,10 +223,10 @@ def cast(array: pa.Array, target: pa.DataType) -> Converted:
 
 
 @functools.lru_cache(maxsize=1_000)
-def contains(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
+def contains(data_type: pa.DataType, is_type: Callable[[pa.DataType], bool]) -> bool:
     """Return whether a type, or one inside it, is of a kind."""
     children = [data_type.field(index).type for index in range(data_type.num_fields)]
-    return bool(is_kind(data_type)) or any(contains(child, is_kind) for child in children)
+    return bool(is_type(data_type)) or any(contains(child, is_type) for child in children)
 
 
 def cast_scalars(array: pa.Array, target: pa.DataType) -> Converted:

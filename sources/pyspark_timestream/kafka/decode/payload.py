@@ -440,15 +440,17 @@ def _build_dead_letter(projection: Projection, name: str, processed: ProcessedBl
     values = processed.payload.values
     if projection.dead_letter[name] == "reason":
         return _name_reasons(processed.payload.find_reasons(), len(processed.block.offsets))
-    kind = projection.schema.field(name).type
+    data_type = projection.schema.field(name).type
     if values is None:
-        return pa.nulls(len(processed.block.offsets), kind)
+        return pa.nulls(len(processed.block.offsets), data_type)
     malformed = pa.array(values.malformed)
     if projection.dead_letter[name] == "schema_id":
-        ids = pa.nulls(len(malformed), kind) if values.schema_ids is None else values.schema_ids
+        ids = (
+            pa.nulls(len(malformed), data_type) if values.schema_ids is None else values.schema_ids
+        )
         return pc.if_else(malformed, ids, None)
     column = pc.if_else(malformed, _require(processed.block.values), None)
-    return _decode_texts(column) if pa.types.is_string(kind) else column
+    return _decode_texts(column) if pa.types.is_string(data_type) else column
 
 
 def _name_reasons(reasons: Reasons | None, rows: int) -> pa.Array:

@@ -294,8 +294,8 @@ def join_blocks(
     return DecodedBlock(columns, raw, np.where(order < 0, reasons, all_reasons[order]))
 
 
-def _join(pieces: list[pa.Array], kind: pa.DataType, rows: pa.Array | None) -> pa.Array:
-    column = pieces[0] if len(pieces) == 1 else pa.concat_arrays([*pieces, pa.nulls(0, kind)])
+def _join(pieces: list[pa.Array], data_type: pa.DataType, rows: pa.Array | None) -> pa.Array:
+    column = pieces[0] if len(pieces) == 1 else pa.concat_arrays([*pieces, pa.nulls(0, data_type)])
     return column if rows is None else column.take(rows)
 
 
@@ -303,11 +303,11 @@ def _join_raw(
     pieces: list[pa.Array], order: npt.NDArray[np.int64], rows: pa.Array | None
 ) -> list[pa.Array]:
     """Join the pieces of a raw field, which may differ in type."""
-    kinds = {piece.type for piece in pieces}
-    if len(kinds) > 1 and all(map(pa.types.is_integer, kinds)):
-        pieces, kinds = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
-    if len(kinds) <= 1:
-        return [_join(pieces, kinds.pop() if kinds else pa.null(), rows)]
+    data_types = {piece.type for piece in pieces}
+    if len(data_types) > 1 and all(map(pa.types.is_integer, data_types)):
+        pieces, data_types = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
+    if len(data_types) <= 1:
+        return [_join(pieces, data_types.pop() if data_types else pa.null(), rows)]
     # Types differ if, say, a writer changed whole numbers to fractions: each keeps its type.
     starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
     owners = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)

@@ -201,13 +201,13 @@ class _Chain:
         return truth
 
 
-def _cast(values: Any, kind: pa.DataType) -> Any:
-    if values.type == kind:
+def _cast(values: Any, data_type: pa.DataType) -> Any:
+    if values.type == data_type:
         return values
-    if pa.types.is_decimal(values.type) and kind == _DOUBLE:
+    if pa.types.is_decimal(values.type) and data_type == _DOUBLE:
         # Arrow's own cast does not always give the nearest double; reading the text does.
-        return values.cast(pa.string()).cast(kind)
-    return pc.cast(values, kind, safe=False)
+        return values.cast(pa.string()).cast(data_type)
+    return pc.cast(values, data_type, safe=False)
 
 
 def _equal(left: Any, right: Any) -> Any:
@@ -319,8 +319,8 @@ class _Typing:
         name = _find(names[0], self._columns) or _find(names[0], self._others)
         if name is None:
             raise self._unknown(names)
-        kind = self._columns.get(name, self._others.get(name))
-        if kind is None:
+        data_type = self._columns.get(name, self._others.get(name))
+        if data_type is None:
             raise _Wrong(
                 f"it names '{name}', the column with the CTI, which rows of data do not have",
                 "leave it out: CTI rows pass whatever the condition is",
@@ -328,12 +328,12 @@ class _Typing:
         self.used[name] = None
         path = []
         for field_name in names[1:]:
-            index = _find_field(kind, field_name)
+            index = _find_field(data_type, field_name)
             if index is None:
                 raise self._unknown(names)
             path.append(index)
-            kind = kind.field(index).type
-        return _Column(name, tuple(path), kind)
+            data_type = data_type.field(index).type
+        return _Column(name, tuple(path), data_type)
 
     def _unknown(self, names: tuple[str, ...]) -> _Wrong:
         dotted = ".".join(names)
@@ -341,7 +341,7 @@ class _Typing:
             step = f"write `{dotted}` in backquotes, as Spark asks for"
         else:
             step = "name a column of .schema(...), or add it there"
-        have = ", ".join(name for name, kind in self._columns.items() if kind is not None)
+        have = ", ".join(name for name, data_type in self._columns.items() if data_type is not None)
         return _Wrong(f"there is no column '{format_path(names)}' among {have}", step)
 
     def _compare(self, node: Operation) -> _Step:
@@ -384,14 +384,14 @@ class _Typing:
         return _Like(operand, how, text)
 
 
-def _cast_value(step: _Step, kind: pa.DataType) -> Any:
+def _cast_value(step: _Step, data_type: pa.DataType) -> Any:
     """Cast a literal once, so that no block casts it again; return other steps as they are."""
-    if not isinstance(step, _Value) or step.type == kind:
+    if not isinstance(step, _Value) or step.type == data_type:
         return step
     # Not by Arrow: its first scalar would load pandas, which the driver does without.
-    if pa.types.is_decimal(kind):
-        return _Value(Decimal(step.value), kind)
-    return _Value(float(step.value) if kind == _DOUBLE else step.value, kind)
+    if pa.types.is_decimal(data_type):
+        return _Value(Decimal(step.value), data_type)
+    return _Value(float(step.value) if data_type == _DOUBLE else step.value, data_type)
 
 
 def _find(name: str, columns: Mapping[str, Any]) -> str | None:
@@ -404,10 +404,10 @@ def _find(name: str, columns: Mapping[str, Any]) -> str | None:
     return alike[0] if alike else None
 
 
-def _find_field(kind: pa.DataType, name: str) -> int | None:
-    if not pa.types.is_struct(kind) or any(child.metadata for child in kind):
+def _find_field(data_type: pa.DataType, name: str) -> int | None:
+    if not pa.types.is_struct(data_type) or any(child.metadata for child in data_type):
         return None
-    indexes = {child.name: index for index, child in enumerate(kind)}
+    indexes = {child.name: index for index, child in enumerate(data_type)}
     field_name = _find(name, indexes)
     return None if field_name is None else indexes[field_name]
 
@@ -416,8 +416,12 @@ def _make_value(node: Constant) -> _Value:
     if node.kind == "decimal":
         return _Value(node.value, _decimal_of(node.value))
     if node.kind in ("date", "timestamp", "timestamp_ntz"):
-        kind = {"date": pa.date32(), "timestamp": INSTANT, "timestamp_ntz": pa.timestamp("us")}
-        return _read_time(node.value, kind[node.kind])
+        data_types = {
+            "date": pa.date32(),
+            "timestamp": INSTANT,
+            "timestamp_ntz": pa.timestamp("us"),
+        }
+        return _read_time(node.value, data_types[node.kind])
     return _Value(node.value, _LITERALS[node.kind])
 
 
@@ -439,19 +443,19 @@ _TIME_FORMS: Final = {
 """Type -> a pattern of the texts that mean the same in every session, and an example."""
 
 
-def _read_time(text: str, kind: pa.DataType) -> _Value:
-    form, example = _TIME_FORMS[kind]
+def _read_time(text: str, data_type: pa.DataType) -> _Value:
+    form, example = _TIME_FORMS[data_type]
     try:
         if not re.fullmatch(form, text):
             raise ValueError(text)
         us = parse_instant(text)
     except ValueError:
-        why = " and a zone, which otherwise is the session's" if kind == INSTANT else ""
+        why = " and a zone, which otherwise is the session's" if data_type == INSTANT else ""
         raise _Wrong(
-            f"the text '{text}' is no {_name(kind)}",
+            f"the text '{text}' is no {_name(data_type)}",
             f"write it with all digits{why}, such as '{example}'",
         ) from None
-    return _Value(us // DAY_US if kind == pa.date32() else us, kind)
+    return _Value(us // DAY_US if data_type == pa.date32() else us, data_type)
 
 
 def _fit_text(step: _Step, beside: _Step) -> _Step:
@@ -462,12 +466,16 @@ def _fit_text(step: _Step, beside: _Step) -> _Step:
     return step
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return kind in _INTEGRAL_DIGITS or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+def _is_number(data_type: pa.DataType) -> bool:
+    return (
+        data_type in _INTEGRAL_DIGITS
+        or pa.types.is_floating(data_type)
+        or pa.types.is_decimal(data_type)
+    )
 
 
-def _is_comparable(kind: pa.DataType) -> bool:
-    return _is_number(kind) or kind in _SAME
+def _is_comparable(data_type: pa.DataType) -> bool:
+    return _is_number(data_type) or data_type in _SAME
 
 
 def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
@@ -481,14 +489,17 @@ def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
             "session's settings, if at all",
             _advise(left, right),
         )
-    if all(kind in _INTEGRAL_DIGITS for kind in pair):
+    if all(data_type in _INTEGRAL_DIGITS for data_type in pair):
         return pa.int64()
     if any(map(pa.types.is_floating, pair)):
         _refuse_rounding(left, right)
         return _DOUBLE
     for step in (left, right):
         value = step.value if isinstance(step, _Value) else 0
-        if any(kind in _INTEGRAL_DIGITS for kind in pair) and not -(2**63) <= value < 2**63:
+        if (
+            any(data_type in _INTEGRAL_DIGITS for data_type in pair)
+            and not -(2**63) <= value < 2**63
+        ):
             raise _Wrong(
                 f"{value} is outside of bigint, beside which Spark takes null for a number"
             )
@@ -547,9 +558,9 @@ def _find_common(operand: _Column, values: list[_Value]) -> pa.DataType:
     """Return the type in which Spark compares an operand with all values of a list."""
     common: _Step = operand
     for value in values:
-        kind = _unify(common, value, in_list=True)
+        data_type = _unify(common, value, in_list=True)
         # This value has been checked; the next ones are checked against the common type so far.
-        common = _Column(operand.name, operand.path, kind)
+        common = _Column(operand.name, operand.path, data_type)
     if not _is_comparable(common.type):
         raise _Wrong(f"{_name(common.type)} is not compared")
     return common.type
@@ -614,7 +625,7 @@ def _quote(text: str) -> str:
     return re.sub(r"[^\w]", lambda match: f"\\x{{{ord(match[0]):x}}}", text, flags=re.ASCII)
 
 
-def _name(kind: pa.DataType) -> str:
+def _name(data_type: pa.DataType) -> str:
     """Name a type as Spark does."""
     names = {
         pa.int8(): "tinyint",
@@ -629,9 +640,9 @@ def _name(kind: pa.DataType) -> str:
         pa.timestamp("us"): "timestamp_ntz",
         pa.null(): "null",
     }
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    return names.get(kind, str(kind))
+    if pa.types.is_decimal(data_type):
+        return f"decimal({data_type.precision},{data_type.scale})"
+    return names.get(data_type, str(data_type))
 
 
 def _show(node: Node) -> str:

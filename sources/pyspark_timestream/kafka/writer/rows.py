@@ -66,29 +66,29 @@ def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
             )
         if names.count(name) > 1:
             raise SchemaRefused(f"there is more than one column '{name}'", next_step="rename one")
-        kind = schema.field(name).type
-        if not _is_type(kind, _TYPES[name]):
+        data_type = schema.field(name).type
+        if not _is_type(data_type, _TYPES[name]):
             raise SchemaRefused(
-                f"column '{name}' is {kind}", _TYPES[name], f"cast it to {_TYPES[name]}"
+                f"column '{name}' is {data_type}", _TYPES[name], f"cast it to {_TYPES[name]}"
             )
 
 
-def _is_type(kind: pa.DataType, spark_type: str) -> bool:
+def _is_type(data_type: pa.DataType, spark_type: str) -> bool:
     if spark_type == _TEXT:
-        return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+        return data_type in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
     if spark_type == _NAME:
-        return kind in (pa.string(), pa.large_string())
+        return data_type in (pa.string(), pa.large_string())
     if spark_type == _TIME:
-        return pa.types.is_timestamp(kind) and kind.tz is not None
-    return kind == pa.int32() if spark_type == "INT" else _is_headers(kind)
+        return pa.types.is_timestamp(data_type) and data_type.tz is not None
+    return data_type == pa.int32() if spark_type == "INT" else _is_headers(data_type)
 
 
-def _is_headers(kind: pa.DataType) -> bool:
-    if not (pa.types.is_list(kind) and pa.types.is_struct(kind.value_type)):
+def _is_headers(data_type: pa.DataType) -> bool:
+    if not (pa.types.is_list(data_type) and pa.types.is_struct(data_type.value_type)):
         return False
-    if [field.name for field in kind.value_type] != ["key", "value"]:
+    if [field.name for field in data_type.value_type] != ["key", "value"]:
         return False
-    key, value = (field.type for field in kind.value_type)
+    key, value = (field.type for field in data_type.value_type)
     return _is_type(key, _NAME) and value in (pa.binary(), pa.large_binary())
 
 

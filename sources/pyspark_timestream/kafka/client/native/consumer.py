@@ -176,17 +176,17 @@ def _adopt_buffer(native_reader: NativeReader, buffer: _Buffer) -> pa.Buffer:
     return pa.foreign_buffer(buffer.at, buffer.used, _OwnedBuffer(native_reader, buffer.at))
 
 
-def _build_numbers(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
-    return pa.Array.from_buffers(kind, rows, [None, data], 0)
+def _build_numbers(data_type: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(data_type, rows, [None, data], 0)
 
 
 def _build_values(
-    take: Callable[[_Buffer], pa.Buffer], column: _Column, kind: pa.DataType | None = None
+    take: Callable[[_Buffer], pa.Buffer], column: _Column, data_type: pa.DataType | None = None
 ) -> pa.Array:
     buffers = [take(column.valid), take(column.starts), take(column.data)]
     if not column.nulls:
         buffers[0] = None
-    return pa.Array.from_buffers(kind or pa.binary(), column.rows, buffers, column.nulls)
+    return pa.Array.from_buffers(data_type or pa.binary(), column.rows, buffers, column.nulls)
 
 
 def _build_headers(take: Callable[[_Buffer], pa.Buffer], block: Block) -> pa.Array:
@@ -196,13 +196,15 @@ def _build_headers(take: Callable[[_Buffer], pa.Buffer], block: Block) -> pa.Arr
         names = pa.array([name.decode(errors="replace") for name in raw.to_pylist()], pa.string())
     else:
         names = _build_values(take, block.header_names, pa.string())
-    kind = METADATA["headers"]
+    data_type = METADATA["headers"]
     pairs = pa.StructArray.from_arrays(
-        [names, _build_values(take, block.header_values)], fields=list(kind.value_type)
+        [names, _build_values(take, block.header_values)], fields=list(data_type.value_type)
     )
     valid, starts = take(block.header_valid), take(block.header_starts)
     buffers = [valid if block.header_nulls else None, starts]
-    return pa.Array.from_buffers(kind, block.rows, buffers, block.header_nulls, children=[pairs])
+    return pa.Array.from_buffers(
+        data_type, block.rows, buffers, block.header_nulls, children=[pairs]
+    )
 
 
 _RD_KAFKA_CONSUMER: Final = 1

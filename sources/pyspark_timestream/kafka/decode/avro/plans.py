@@ -430,18 +430,18 @@ class _Resolver:
         if not steps and not nulls:
             raise _unresolved(subject, schemas, requested)
         # At most one array, map or record of a union fits, and scalars get the requested type.
-        kind = next((step.type for step in steps.values()), requested.type)
-        steps |= {number: Scalar("null", kind) for number in nulls}
+        data_type = next((step.type for step in steps.values()), requested.type)
+        steps |= {number: Scalar("null", data_type) for number in nulls}
         branches = tuple(
-            steps.get(number) or Bad(self.skip(branch), kind)
+            steps.get(number) or Bad(self.skip(branch), data_type)
             for number, branch in enumerate(schemas)
         )
-        return Union(branches, kind)
+        return Union(branches, data_type)
 
     def _is_other(self, branch: Schema, schemas: list[Schema], requested: RequestedType) -> bool:
         """Return whether a union has several named types and this one is not the requested one."""
         defined = self._writer.look_up(branch)
-        kind = kind_of(defined)
+        data_type = kind_of(defined)
         alike = [
             candidate
             for candidate in map(self._writer.look_up, schemas)

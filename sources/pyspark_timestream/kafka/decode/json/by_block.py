@@ -272,14 +272,14 @@ class _Column:
     def build(self, struct: _Field) -> pa.Array:
         """Make an array of what the library has written."""
         valid = pa.py_buffer(self._valid) if struct.nulls else None
-        kind = _find_type(struct.kind, self._field)
-        if kind is None:
+        data_type = _find_type(struct.kind, self._field)
+        if data_type is None:
             return pa.nulls(self._n, pa.string())
         if struct.kind == _TEXT:
             buffers = [valid, pa.py_buffer(self._starts), pa.py_buffer(self._values[: struct.used])]
         else:
             buffers = [valid, pa.py_buffer(self._values)]
-        return pa.Array.from_buffers(kind, self._n, buffers, struct.nulls)
+        return pa.Array.from_buffers(data_type, self._n, buffers, struct.nulls)
 
 
 def _halve(number: int) -> tuple[int, int]:
@@ -406,9 +406,9 @@ class WireSchemas:
     def __init__(self) -> None:
         self._trees: list[Tree] = [{}]
 
-    def add(self, path: FieldPath, kind: pa.DataType) -> FieldLocation:
+    def add(self, path: FieldPath, data_type: pa.DataType) -> FieldLocation:
         """Add a field to the first read that it fits into; begin another if there is none."""
-        branch = nest(path, _to_node(kind))
+        branch = nest(path, _to_node(data_type))
         for table, tree in enumerate(self._trees):
             if find_conflict(tree, branch) is None:
                 merge(tree, branch)
@@ -442,12 +442,12 @@ def take_field(tables: list[pa.Table], location: FieldLocation) -> pa.Array:
     return column.combine_chunks()
 
 
-def _to_node(kind: pa.DataType) -> Tree | pa.DataType:
-    if not pa.types.is_struct(kind):
-        return kind
-    tree = {field.name: _to_node(field.type) for field in kind}
+def _to_node(data_type: pa.DataType) -> Tree | pa.DataType:
+    if not pa.types.is_struct(data_type):
+        return data_type
+    tree = {field.name: _to_node(field.type) for field in data_type}
     # A path leads into no struct without fields or with two of one name, so it stays a type.
-    return tree if len(tree) == kind.num_fields > 0 else kind
+    return tree if len(tree) == data_type.num_fields > 0 else data_type
 
 
 def _to_type(node: Tree | pa.DataType) -> pa.DataType:

@@ -272,12 +272,12 @@ def _plan_raw(field: Any) -> Plan:
             return _plan_field(field, _TIMES[name].type)
         if name in _WRAPPERS:
             inner = field.message_type.fields_by_name["value"]
-    kind = _SCALARS[inner.type - 1][1]
+    data_type = _SCALARS[inner.type - 1][1]
     if inner.type in (inner.TYPE_STRING, inner.TYPE_ENUM):
         target = pa.string()
-    elif pa.types.is_integer(kind):
+    elif pa.types.is_integer(data_type):
         target = pa.int64()
-    elif pa.types.is_floating(kind):
+    elif pa.types.is_floating(data_type):
         target = pa.float64()
     else:
         target = None
@@ -417,16 +417,16 @@ def _misfit(field: Any, target: pa.DataType, accepts: str) -> Misfit:
 
 
 def _list_targets(field: Any) -> str:
-    kind = _SCALARS[field.type - 1][1]
+    data_type = _SCALARS[field.type - 1][1]
     if field.type == field.TYPE_STRING:
         return "a string or binary"
     if field.type == field.TYPE_ENUM:
         return "a string, for its name, or a number"
     if field.type == field.TYPE_BYTES:
         return "binary"
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(data_type):
         return "a number, a decimal or a string"
-    return "a float or a double" if pa.types.is_floating(kind) else "a boolean"
+    return "a float or a double" if pa.types.is_floating(data_type) else "a boolean"
 
 
 def plan_fields(reader: ProtobufReader, columns: pa.Schema, raw: tuple[str, ...] = ()) -> Plans:
