@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.payload import required_columns
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -110,7 +110,9 @@ def take(kafka: Broker, topic: str) -> Iterator[tuple[str, float]]:
     projection = project(options, default_schema(options))
     needs = required_columns(options, projection)
     reader = RangeReader(options, "floor")
-    spans = [Range(Partition(topic, number), 0, ROWS // PARTITIONS) for number in range(PARTITIONS)]
+    spans = [
+        OffsetRange(Partition(topic, number), 0, ROWS // PARTITIONS) for number in range(PARTITIONS)
+    ]
 
     def native_reader() -> int:
         return sum(len(block.offsets) for span in spans for block in reader.read(span, needs))

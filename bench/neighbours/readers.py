@@ -23,7 +23,7 @@ from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 __all__ = [
     "READERS",
@@ -88,7 +88,7 @@ def read_ranges(topic: Topic, contents: bool = False) -> Tally:
     tally, reader = Tally(contents), RangeReader(_options(topic), _GROUP)
     needs = ColumnSet(timestamps=True, keys=True, values=True)
     for number in range(topic.partitions):
-        span = Range(Partition(topic.name, number), 0, topic.records // topic.partitions)
+        span = OffsetRange(Partition(topic.name, number), 0, topic.records // topic.partitions)
         for block in reader.read(span, needs):
             tally.add(block.offsets, block.timestamps_ms, block.keys, block.values)
     reader.close()

@@ -22,7 +22,7 @@ from streams import finish
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -88,7 +88,9 @@ def in_memory(given: dict[Partition, list[RecordBlock]], on: bool) -> Done:
     wanted = pa.schema([(n, types[k]) for n, k in zip(names, kinds, strict=True)])
     projection = project(kafka_options, wanted)
     spans = {part: sum(len(b.offsets) for b in each) for part, each in given.items()}
-    shares = tuple(TaskRange(Range(part, 0, end), PartitionClock()) for part, end in spans.items())
+    shares = tuple(
+        TaskRange(OffsetRange(part, 0, end), PartitionClock()) for part, end in spans.items()
+    )
     began = time.process_time()
     found = list(run_task(
         kafka_options,

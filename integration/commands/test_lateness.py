@@ -27,7 +27,7 @@ from pyspark_timestream.commands.measure_lateness import LADDER_US
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -263,7 +263,7 @@ def wait_for_client(pid: int) -> None:
 def test_a_read_that_is_left_behind_when_its_reader_closes_ends_in_silence(filled, options) -> None:
     name = filled(rides(1_000, 1), 1)
     reader = RangeReader(read_kafka_options({**options(name), "transport": "kafka"}), "left")
-    blocks = reader.read(Range(Partition(name, 0), 0, 5_000), ColumnSet(timestamps=True))
+    blocks = reader.read(OffsetRange(Partition(name, 0), 0, 5_000), ColumnSet(timestamps=True))
     assert len(next(blocks).offsets) == 1_000
     reader.close()
     blocks.close()

@@ -9,7 +9,7 @@ from confluent_kafka.admin import ResourceType
 
 from pyspark_timestream import DeliveryFailed, OptionError, ReplayDiffers
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.kafka.writer.ledger import Entry, Owner
+from pyspark_timestream.kafka.writer.ledger import LedgerEntry, Owner
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.kafka.writer.rows import TaskRows
 from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun, _write
@@ -156,7 +156,7 @@ def test_a_task_that_has_no_rows_any_more_is_found_in_the_first_batch_of_a_run(o
     task = BatchTransaction(options.client, options.topic, own.transactional_id, own.group)
     task.begin()
     task.send([{"value": b"row"}], 3)
-    task.commit(*Entry(4, rows=1).encode())
+    task.commit(*LedgerEntry(4, rows=1).encode())
     commits, run = BatchCommits(), QueryRun("q", "run")
     with pytest.raises(ReplayDiffers, match="written rows in task 5, which has none now"):
         commits.check_tasks(options, run, 4, range(4))
@@ -184,7 +184,9 @@ def test_rows_that_name_their_topics_are_written_once_whatever_their_order_in_an
     assert [each.value() for each in broker.read(first)] == [b"1", b"3"]
     assert [each.value() for each in broker.read(second)] == [b"2", b"4"]
     found = read_entries(options.client, None, {own.group: 5}.get)
-    assert {task: Entry.decode(*entry) for task, entry in found.items()} == {5: Entry(0, rows=4)}
+    assert {task: LedgerEntry.decode(*entry) for task, entry in found.items()} == {
+        5: LedgerEntry(0, rows=4)
+    }
 
 
 def test_a_row_for_a_topic_that_does_not_exist_leaves_none_of_its_task(

@@ -40,7 +40,7 @@ from pyspark_timestream.kafka.client.range_reader import Prefetcher, RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -92,7 +92,9 @@ class Paths:
             finally:
                 reader.close()
 
-    def columns(self, span: Range, needs: ColumnSet = EVERYTHING, **options: str) -> list[Any]:
+    def columns(
+        self, span: OffsetRange, needs: ColumnSet = EVERYTHING, **options: str
+    ) -> list[Any]:
         """Each path's columns of `span`, or its error."""
         found: list[Any] = []
         for path in PATHS:
@@ -105,7 +107,7 @@ class Paths:
 
     def same(self, topic: str, end: int, start: int = 0, **options: str) -> dict[str, list[Any]]:
         """What both paths find in partition 0 of `topic`."""
-        one, other = self.columns(Range(Partition(topic, 0), start, end), **options)
+        one, other = self.columns(OffsetRange(Partition(topic, 0), start, end), **options)
         assert one == other
         assert isinstance(one, dict), one
         return one
@@ -186,7 +188,7 @@ def test_only_the_needed_columns_are_read(paths: Paths, topic: Topic) -> None:
         ColumnSet(timestamps=True),
         ColumnSet(headers=True),
     ):
-        one, other = paths.columns(Range(Partition(name, 0), 0, 1), needs)
+        one, other = paths.columns(OffsetRange(Partition(name, 0), 0, 1), needs)
         assert one == other
         assert len(one) == 1 + needs.timestamps + sum(needs)
 
@@ -224,7 +226,7 @@ def test_compacted_records_are_passed_over_and_a_range_may_end_where_one_was(
         stamp = 1_700_000_000_000 + 3_600_000 * max(0, hour - 1)
         records = [Record(b"%d" % hour, keys[n : n + 1], 0, stamp) for n in range(len(keys))]
         paths.broker.produce(name, records)
-    whole, deadline = Range(Partition(name, 0), 0, 8), time.monotonic() + 90
+    whole, deadline = OffsetRange(Partition(name, 0), 0, 8), time.monotonic() + 90
     # The topic may be compacted after the one path has read it and before the other has.
     while (found := [read["offsets"] for read in paths.columns(whole)]) != [[1, 3, 6, 7]] * 2:
         assert time.monotonic() < deadline, f"offsets {found} are left"
@@ -239,7 +241,7 @@ def test_deleted_records_are_an_error_or_passed_over(paths: Paths, topic: Topic)
     name = topic()
     paths.broker.produce(name, [Record(b"%d" % n) for n in range(6)])
     paths.broker.delete_records(name, {0: 4})
-    one, other = paths.columns(Range(Partition(name, 0), 0, 6))
+    one, other = paths.columns(OffsetRange(Partition(name, 0), 0, 6))
     assert one == other
     assert one[0] == "DataLost"
     assert "offset 0 can no longer be read" in one[1]
@@ -250,7 +252,7 @@ def test_deleted_records_are_an_error_or_passed_over(paths: Paths, topic: Topic)
 def test_a_range_that_the_broker_does_not_have_is_an_error(paths: Paths, topic: Topic) -> None:
     name = topic()
     paths.broker.produce(name, [Record(b"0")])
-    beyond = Range(Partition(name, 0), 0, 5)
+    beyond = OffsetRange(Partition(name, 0), 0, 5)
     one, other = paths.columns(beyond, **{"kafkaConsumer.pollTimeoutMs": "6000"})
     assert one == other
     assert one[0] == "BrokerUnreachable"
@@ -262,7 +264,7 @@ def test_a_batch_with_a_wrong_checksum_is_an_error_and_nothing_is_passed_over(
     paths: Paths, topic: Topic
 ) -> None:
     name = topic(2)
-    spans = [Range(Partition(name, number), 0, 3) for number in range(2)]
+    spans = [OffsetRange(Partition(name, number), 0, 3) for number in range(2)]
     for value in (b"0", b"1", b"2"):
         paths.broker.produce(name, [Record(value, None, number) for number in range(2)])
 
@@ -291,7 +293,7 @@ def test_missing_rights_are_an_error(paths: Paths, topic: Topic) -> None:
     name = topic()
     paths.broker.produce(name, [Record(b"0")])
     with paths.broker.deny(ResourceType.TOPIC, name, AclOperation.READ):
-        span, tries = Range(Partition(name, 0), 0, 1), 20
+        span, tries = OffsetRange(Partition(name, 0), 0, 1), 20
         found: list[Any] = [{}, {}]
         # A rule is in force a moment after the broker has taken it.
         while tries and any(isinstance(each, dict) for each in found):
@@ -334,10 +336,12 @@ def test_one_reader_reads_many_ranges_and_forgets_the_one_before(
     paths.broker.produce(name, [Record(b"%d" % n, None, n % 3) for n in range(30_000)])
     with paths.reader("native") as reader:
         for part, start, end in [(0, 0, 10), (2, 9_000, 10_000), (0, 5, 9_999), (1, 0, 10_000)]:
-            found = joined(list(reader.read(Range(Partition(name, part), start, end), EVERYTHING)))
+            found = joined(
+                list(reader.read(OffsetRange(Partition(name, part), start, end), EVERYTHING))
+            )
             assert found["values"] == [b"%d" % (3 * n + part) for n in range(start, end)]
         # A reader may be dropped in the middle of a range.
-        next(reader.read(Range(Partition(name, 0), 0, 10_000), EVERYTHING))
+        next(reader.read(OffsetRange(Partition(name, 0), 0, 10_000), EVERYTHING))
 
 
 def test_a_killed_broker_costs_time_and_no_record(
@@ -352,7 +356,7 @@ def test_a_killed_broker_costs_time_and_no_record(
         "kafka.message.max.bytes": "1000000",
     }
     with paths.reader("native", **small) as reader:
-        blocks = reader.read(Range(Partition(name, 0), 0, count), EVERYTHING)
+        blocks = reader.read(OffsetRange(Partition(name, 0), 0, count), EVERYTHING)
         found = [next(blocks)]
         stoppable_broker.stop()
         revival = threading.Thread(target=stoppable_broker.start)
@@ -373,7 +377,7 @@ def test_a_block_of_large_records_is_bounded(paths: Paths, topic: Topic) -> None
         producer.flush()
     with paths.reader("native") as reader:
         sizes = []
-        for block in reader.read(Range(Partition(name, 0), 0, 14), ColumnSet(values=True)):
+        for block in reader.read(OffsetRange(Partition(name, 0), 0, 14), ColumnSet(values=True)):
             assert block.values is not None
             firsts = [value[0] for value in block.values.to_pylist()]
             assert firsts == list(range(sum(sizes), sum(sizes) + len(firsts)))
@@ -387,7 +391,7 @@ def test_memory_is_given_back(paths: Paths, topic: Topic) -> None:
     name = topic()
     paths.broker.produce(name, [Record(b"x" * 1000) for _ in range(100)])
     with paths.reader("native") as reader:
-        kept = list(reader.read(Range(Partition(name, 0), 0, 100), ColumnSet(values=True)))
+        kept = list(reader.read(OffsetRange(Partition(name, 0), 0, 100), ColumnSet(values=True)))
     assert paths.native_reader.live_buffers() > 0
     taken = pa.chunked_array([block.values for block in kept]).take([99])
     del kept

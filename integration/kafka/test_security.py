@@ -18,7 +18,7 @@ from pyspark_timestream.kafka.client.native.consumer import load_native_reader
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -145,7 +145,7 @@ def test_a_task_fails_with_the_same_message_in_time(
     reader, began_s = RangeReader(options, unique_name("g")), time.monotonic()
     try:
         with pytest.raises(BrokerUnreachable) as failure:
-            list(reader.read(Range(Partition(topic, 0), 0, 2), ColumnSet()))
+            list(reader.read(OffsetRange(Partition(topic, 0), 0, 2), ColumnSet()))
     finally:
         reader.close()
     assert time.monotonic() - began_s < TIMEOUT_S + 10

@@ -12,7 +12,7 @@ from pyspark_timestream.kafka.client.range_reader import Prefetcher, RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 pytestmark = pytest.mark.timeout(300)
 ALL = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
@@ -24,7 +24,9 @@ def options(broker: Broker, topic: str, **others: str) -> KafkaOptions:
     return read_kafka_options({**given, **others})
 
 
-def all_of(reader: Prefetcher, spans: Sequence[Range]) -> dict[Range, list[RecordBlock]]:
+def all_of(
+    reader: Prefetcher, spans: Sequence[OffsetRange]
+) -> dict[OffsetRange, list[RecordBlock]]:
     """What is read of `spans` once they come whole.
 
     On a slow machine a connection may take longer than a reader waits, which is no fault: in a task
@@ -68,7 +70,8 @@ def test_small_ranges_have_the_same_records_at_once_and_in_turn(broker: Broker) 
         # Once for the first connection, and then as a worker does: batch after batch.
         for start, before_end in ((0, 0), (3, 0), (1, 1), (0, 3)):
             spans = [
-                Range(Partition(topic, part), start, end - before_end) for part, end in ends.items()
+                OffsetRange(Partition(topic, part), start, end - before_end)
+                for part, end in ends.items()
             ]
             found = all_of(at_once, spans)
             for span in spans:
@@ -83,13 +86,13 @@ def test_what_is_gone_is_not_whole_and_the_rest_is(broker: Broker) -> None:
     topic = broker.create_topic(partitions=4)
     broker.produce(topic, [Record(b"x", None, part) for part in range(4) for _ in range(6)])
     reader = Prefetcher(options(broker, topic), "small")
-    spans = [Range(Partition(topic, part), 1, 6) for part in range(4)]
+    spans = [OffsetRange(Partition(topic, part), 1, 6) for part in range(4)]
     try:
         all_of(reader, spans)
         broker.delete_records(topic, {2: 4})
         assert spans[2] not in reader.read(spans, ALL)
         all_of(reader, [spans[0], spans[1], spans[3]])
-        beyond = Range(Partition(topic, 0), 4, 9)
+        beyond = OffsetRange(Partition(topic, 0), 4, 9)
         assert beyond not in reader.read([beyond, spans[1]], ALL)
     finally:
         reader.close()
@@ -98,7 +101,7 @@ def test_what_is_gone_is_not_whole_and_the_rest_is(broker: Broker) -> None:
 def test_a_topic_made_anew_under_the_same_name_is_read_anew(broker: Broker) -> None:
     topic = broker.create_topic(partitions=2)
     reader = Prefetcher(options(broker, topic), "small")
-    spans = [Range(Partition(topic, part), 0, 3) for part in range(2)]
+    spans = [OffsetRange(Partition(topic, part), 0, 3) for part in range(2)]
     try:
         for text in ("old", "new"):
             broker.produce(topic, [Record(text, None, part) for part in range(2) for _ in "123"])

@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     StreamOffset,
 )
 from pyspark_timestream.kafka.options.reading import ReaderSchema
-from pyspark_timestream.kafka.writer.ledger import Entry
+from pyspark_timestream.kafka.writer.ledger import LedgerEntry
 from pyspark_timestream.rules.clocks import Clues, PartitionClock, WriterState
 
 SAMPLES = Path(__file__).parent / "formats"
@@ -137,5 +137,5 @@ def test_the_group_metadata_in_the_sample_is_read_and_written():
 
 def test_the_entry_of_the_ledger_in_the_sample_is_read_and_written():
     offset, metadata = sample("ledger")
-    assert Entry.decode(offset, metadata) == Entry(4, 2, 1_700_000_000_000_000)
-    assert Entry(4, 2, 1_700_000_000_000_000).encode() == (offset, metadata)
+    assert LedgerEntry.decode(offset, metadata) == LedgerEntry(4, 2, 1_700_000_000_000_000)
+    assert LedgerEntry(4, 2, 1_700_000_000_000_000).encode() == (offset, metadata)

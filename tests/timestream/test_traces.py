@@ -14,7 +14,7 @@ from timestream.worked_traces import (
     value_of,
 )
 
-from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -44,7 +44,7 @@ def test_a_worked_trace_gives_its_rows_ctis_and_counters(name: str, size: int) -
             )
 
     ended = {}
-    plan = TaskPlan((TaskRange(Range(at(0), 0, len(records)), PartitionClock()),))
+    plan = TaskPlan((TaskRange(OffsetRange(at(0), 0, len(records)), PartitionClock()),))
     wanted = projection(given)
     batches = run_task(given, wanted, plan, read, ended.__setitem__)
     rows = pa.Table.from_batches(list(batches), wanted.schema).to_pylist()

@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.client.native import consumer as native_library
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 SANITIZE = ("-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
 KILL_EVERY_S = 60.0
@@ -122,13 +122,13 @@ def compare(kafka: Broker, native_reader: Any, dice: random.Random) -> int:
     with reader(place, native_reader, **level) as ours, reader(place, None, **level) as theirs:
         for _ in range(4):
             start = dice.randint(0, end - 1)
-            span = Range(Partition(topic, 0), start, dice.randint(start + 1, end))
+            span = OffsetRange(Partition(topic, 0), start, dice.randint(start + 1, end))
             needs = ColumnSet(*(dice.random() < 0.7 for _ in range(4)))
             found = rows(list(ours.read(span, needs)))
             assert found == rows(list(theirs.read(span, needs))), (topic, span, needs)
             count += len(found[0])
             # One that is given up in the middle must not disturb the next.
-            next(ours.read(Range(span.partition, 0, end), needs), None)
+            next(ours.read(OffsetRange(span.partition, 0, end), needs), None)
     assert native_reader.live_buffers() == 0, f"{native_reader.live_buffers()} buffers are left"
     return count
 
@@ -139,7 +139,7 @@ def read_through_a_kill(kafka: Broker, native_reader: Any, dice: random.Random) 
     end = fill(kafka, topic, dice)
     small = {"kafka.queued.max.messages.kbytes": "64", "kafka.fetch.message.max.bytes": "20000"}
     with reader(kafka.bootstrap, native_reader, **small) as ours:
-        blocks = ours.read(Range(Partition(topic, 0), 0, end), ColumnSet(values=True))
+        blocks = ours.read(OffsetRange(Partition(topic, 0), 0, end), ColumnSet(values=True))
         found = [block for block in [next(blocks, None)] if block is not None]
         kafka.stop()
         revival = threading.Thread(target=kafka.start)
@@ -147,7 +147,7 @@ def read_through_a_kill(kafka: Broker, native_reader: Any, dice: random.Random) 
         found += blocks
         revival.join()
     with reader(kafka.bootstrap, None) as theirs:
-        span = Range(Partition(topic, 0), 0, end)
+        span = OffsetRange(Partition(topic, 0), 0, end)
         assert rows(found) == rows(list(theirs.read(span, ColumnSet(values=True))))
 
 
@@ -158,7 +158,7 @@ def read_what_is_spoilt(kafka: Broker, native_reader: Any, dice: random.Random) 
     batches for ever.
     """
     topic = kafka.create_topic()
-    span = Range(Partition(topic, 0), 0, fill(kafka, topic, dice))
+    span = OffsetRange(Partition(topic, 0), 0, fill(kafka, topic, dice))
     with reader(kafka.bootstrap, None) as theirs:
         expected = rows(list(theirs.read(span, EVERYTHING)))
     count = 0

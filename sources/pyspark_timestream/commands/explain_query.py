@@ -21,7 +21,7 @@ from pyspark_timestream.frames.end import has_ended
 from pyspark_timestream.frames.plans import LOST_CTIS, ClassicStep, loses_ctis
 from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
 from pyspark_timestream.kafka.diagnosis.history import (
-    Batch,
+    BatchReport,
     build_histories,
     read_offset_log,
     read_progress,
@@ -94,7 +94,7 @@ def _runs_one_batch(query: StreamingQuery) -> bool:
 
 
 def _find_plan_mistakes(
-    query: StreamingQuery, batches: Sequence[Batch], reports: Sequence[Mapping[str, Any]]
+    query: StreamingQuery, batches: Sequence[BatchReport], reports: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[Diagnosis]]:
     """Return by stream the mistakes in the query's plan, or in its progress if there is no plan."""
     offsets = batches[-1].offsets if batches else ()
@@ -111,7 +111,7 @@ def _find_plan_mistakes(
     return {stream: [cause] for stream, cause in pairs if stream is not None and cause is not None}
 
 
-def _read_offset_log(query: StreamingQuery) -> list[Batch]:
+def _read_offset_log(query: StreamingQuery) -> list[BatchReport]:
     """Return the batches in the offset log, which only Spark's classic client finds."""
     location = _ask_java(query, lambda java: str(java.resolvedCheckpointRoot()))
     if location is None:

@@ -46,7 +46,7 @@ from pyspark_timestream.kafka.offsets.positions import (
 from pyspark_timestream.kafka.options.checks import adapt_to_batch, read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import CTI_DELAY
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 from pyspark_timestream.kafka.registry import load_schemas
 from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules
 from pyspark_timestream.rules.marks import Marks
@@ -119,7 +119,7 @@ def _find_last_of_class(number: int) -> int:
 _NOTHING: Final = np.empty(0, dtype=np.int64)
 
 
-class Block(NamedTuple):
+class DecodedBlock(NamedTuple):
     """n consecutive records of a partition, decoded; the same for all delays.
 
     `times` decide whether they are late. `record_us` are the records' timestamps, NEVER where a
@@ -162,17 +162,17 @@ class DelayTrial:
 
 def make_block(
     events: Events, marks: Marks, record_us: Instants, first_record: int, sampled_every: int
-) -> Block:
+) -> DecodedBlock:
     """Prepare a block that begins at record `first_record`; measure waits on each N-th record."""
     times, well_formed, _ = check_times(events)
     sampled = well_formed
     if sampled_every > 1:
         numbers = np.arange(first_record, first_record + len(times))
         sampled = well_formed & (numbers % sampled_every == 0)
-    return Block(events, marks, times, record_us, sampled)
+    return DecodedBlock(events, marks, times, record_us, sampled)
 
 
-def advance(rules: TimeRules, trial: DelayTrial, block: Block) -> DelayTrial:
+def advance(rules: TimeRules, trial: DelayTrial, block: DecodedBlock) -> DelayTrial:
     """Advance the clock over the block. The policy of the rules must be `flag`."""
     if not len(block.times):
         return trial
@@ -579,7 +579,7 @@ def _name_topics(options: KafkaOptions) -> str:
 
 def _find_ranges(
     options: KafkaOptions, broker: "Broker", read_range: ReadRange, last_us: int | None
-) -> tuple[tuple[Range, ...], bool]:
+) -> tuple[tuple[OffsetRange, ...], bool]:
     """Return the ranges of a batch read, cut to `last_us`, and whether that cut any of them."""
     partitions = broker.partitions()
     if not partitions:
@@ -612,7 +612,7 @@ def _find_ranges(
                 is_limited |= later > start
                 starts[partition] = later
     ranges = tuple(
-        Range(partition, starts[partition], stops[partition]) for partition in sorted(starts)
+        OffsetRange(partition, starts[partition], stops[partition]) for partition in sorted(starts)
     )
     if not any(range_.size > 0 for range_ in ranges):
         raise OptionError(
@@ -629,7 +629,7 @@ def _find_newest_ms(
 ) -> int | None:
     """Return the greatest timestamp among the last records of a partition; None without any."""
     for offsets in _TAIL_OFFSETS:
-        tail = Range(partition, max(start, stop - offsets), stop)
+        tail = OffsetRange(partition, max(start, stop - offsets), stop)
         if tail.size <= 0:
             return None
         blocks = read_range(tail, _TIMESTAMPS)
@@ -640,7 +640,10 @@ def _find_newest_ms(
 
 
 def _follow(
-    options: KafkaOptions, delays_us: Sequence[int], ranges: Sequence[Range], read_range: ReadRange
+    options: KafkaOptions,
+    delays_us: Sequence[int],
+    ranges: Sequence[OffsetRange],
+    read_range: ReadRange,
 ) -> Lateness:
     sampled_every = choose_sampling(sum(max(range_.size, 0) for range_ in ranges))
     columns = list_columns(options)

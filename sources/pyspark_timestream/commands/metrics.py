@@ -26,7 +26,7 @@ from pyspark_timestream.core.instants import FINAL_US, SECOND_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS, Diagnosis, Kind
 from pyspark_timestream.kafka.diagnosis.history import (
-    Batch,
+    BatchReport,
     History,
     build_histories,
     read_progress,
@@ -271,7 +271,7 @@ class QueryNumbers:
     reported_us: int
     ended_us: int | None = None
     newest: tuple[int, str] | None = None
-    batches: tuple[tuple[tuple[int, str], Batch], ...] = ()
+    batches: tuple[tuple[tuple[int, str], BatchReport], ...] = ()
     own: tuple[Sample, ...] = ()
     sources: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
     diagnosed: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
@@ -500,7 +500,7 @@ def record_progress(
     progress: Mapping[str, Any],
     now_us: int,
     *,
-    batch: Batch | None = None,
+    batch: BatchReport | None = None,
     explains: bool = True,
 ) -> MetricsState:
     """Return `state` after a progress event, as parsed JSON.

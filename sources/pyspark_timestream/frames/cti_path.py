@@ -19,7 +19,7 @@ UNION: Final = "Union"
 GENERATE: Final = "Generate"
 
 
-class Step(Protocol):
+class PlanOperator(Protocol):
     """One operator of a plan, classic or of Spark Connect.
 
     Attributes:
@@ -31,7 +31,7 @@ class Step(Protocol):
     plan: Any
 
     @property
-    def inputs(self) -> Sequence["Step"]:
+    def inputs(self) -> Sequence["PlanOperator"]:
         """The operators below, which deliver its rows."""
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
@@ -52,7 +52,7 @@ class Step(Protocol):
     def keeps_outer(self, index: int, is_null: "IsNull") -> bool:
         """Return whether this join or generator keeps every CTI row of input `index`."""
 
-    def find_condition(self, column: str, is_null: "IsNull") -> "Condition | None":
+    def find_condition(self, column: str, is_null: "IsNull") -> "CtiCondition | None":
         """Return the condition of a filter; None if it does not name `column`."""
 
     def widen(self, column: str, child: Any) -> Any:
@@ -67,7 +67,7 @@ IsNull = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class CtiCondition:
     """The parts of an expression that decide if a CTI row passes.
 
     Attributes:
@@ -78,7 +78,7 @@ class Condition:
     """
 
     name: str
-    inputs: tuple["Condition", ...] = ()
+    inputs: tuple["CtiCondition", ...] = ()
     value: Any = None
 
     @property
@@ -245,7 +245,7 @@ class _CtiPath:
     loss: _Loss | None = None
     sure: bool = True
     column: str = ""
-    trail: tuple[tuple[Step, int], ...] = ()
+    trail: tuple[tuple[PlanOperator, int], ...] = ()
 
     def is_null(self, column: str) -> bool:
         """Return whether `column` is a source column, unchanged, that is null in CTI rows."""
@@ -255,7 +255,7 @@ class _CtiPath:
         return null_column is not None and null_column.lower() != self.column.lower()
 
 
-def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
+def keep_ctis(root: PlanOperator, column: str = "cti") -> tuple[Any, bool]:
     """Widen the filters in the plan of `root` so that CTI rows pass.
 
     A filter on the CTI column itself that keeps all CTI rows stays as it is.
@@ -278,7 +278,7 @@ def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
     return path.plan, path.comes and path.sure
 
 
-def _follow(step: Step, column: str) -> _CtiPath:
+def _follow(step: PlanOperator, column: str) -> _CtiPath:
     if not step.inputs:
         comes = step.delivers_ctis(column)
         return _CtiPath(step.plan, comes, column=column, trail=((step, 0),))
@@ -292,7 +292,7 @@ def _follow(step: Step, column: str) -> _CtiPath:
     return _CtiPath(step.plan)
 
 
-def _pass(step: Step, index: int, input_column: str, path: _CtiPath) -> _CtiPath:
+def _pass(step: PlanOperator, index: int, input_column: str, path: _CtiPath) -> _CtiPath:
     """Extend `path` by `step`, which gets CTIs in `input_column` of its input `index`."""
     if path.loss is not None:
         return _CtiPath(step.plan, loss=path.loss)
@@ -308,12 +308,12 @@ def _pass(step: Step, index: int, input_column: str, path: _CtiPath) -> _CtiPath
     return _extend(path, step, index, _rebuild(step, {index: path}), sure)
 
 
-def _extend(path: _CtiPath, step: Step, index: int, plan: Any, sure: bool) -> _CtiPath:
+def _extend(path: _CtiPath, step: PlanOperator, index: int, plan: Any, sure: bool) -> _CtiPath:
     """Extend `path` by a step that CTI rows pass; `plan` replaces the step's plan."""
     return replace(path, plan=plan, sure=sure, trail=(*path.trail, (step, index)))
 
 
-def _pass_filter(step: Step, input_column: str, path: _CtiPath) -> _CtiPath:
+def _pass_filter(step: PlanOperator, input_column: str, path: _CtiPath) -> _CtiPath:
     condition = step.find_condition(input_column, path.is_null)
     if condition is not None:
         # A filter on the CTI column is deliberate: import_ctis drops a stream's own CTIs like that.
@@ -323,7 +323,7 @@ def _pass_filter(step: Step, input_column: str, path: _CtiPath) -> _CtiPath:
     return _extend(path, step, 0, step.widen(input_column, path.plan), path.sure)
 
 
-def _unite(step: Step, column: str) -> _CtiPath:
+def _unite(step: PlanOperator, column: str) -> _CtiPath:
     """Unite the rows of several inputs; only one of them may deliver CTIs."""
     paths = {
         index: _follow(step.inputs[index], input_column)
@@ -338,7 +338,7 @@ def _unite(step: Step, column: str) -> _CtiPath:
     return _CtiPath(step.plan, loss=losses[0] if losses and all(losses) else None)
 
 
-def _rebuild(step: Step, paths: dict[int, _CtiPath]) -> Any:
+def _rebuild(step: PlanOperator, paths: dict[int, _CtiPath]) -> Any:
     plans = [input_.plan for input_ in step.inputs]
     changed = [paths[index].plan if index in paths else plan for index, plan in enumerate(plans)]
     if all(new is old for new, old in zip(changed, plans, strict=True)):

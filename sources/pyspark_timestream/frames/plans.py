@@ -35,7 +35,7 @@ from pyspark_timestream.frames.cti_path import (
     GENERATE,
     JOIN,
     UNION,
-    Condition,
+    CtiCondition,
     IsNull,
     keep_ctis,
 )
@@ -335,7 +335,7 @@ class ClassicStep:
             return _read_condition(self.plan.condition().get(), "", is_null).matches_none
         return how in ("FullOuter", ("LeftOuter", "RightOuter")[index])
 
-    def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
+    def find_condition(self, column: str, is_null: IsNull) -> CtiCondition | None:
         """Return the condition if it names the column."""
         condition = self.plan.condition()
         names_column = any(
@@ -363,11 +363,13 @@ class ClassicStep:
         return self.plan.withNewChildren(self._jvm.PythonUtils.toSeq(children))
 
 
-def _read_condition(expression: Any, column: str, is_null: IsNull) -> Condition:
+def _read_condition(expression: Any, column: str, is_null: IsNull) -> CtiCondition:
     name = str(expression.getClass().getSimpleName())
     if name == "AttributeReference":
         column_id = _read_id(expression)
-        return Condition("CTI" if column_id == column else "NULL" if is_null(column_id) else name)
+        return CtiCondition(
+            "CTI" if column_id == column else "NULL" if is_null(column_id) else name
+        )
     children = _iterate(expression.children())
     inputs = tuple(_read_condition(child, column, is_null) for child in children)
     value = None
@@ -375,7 +377,7 @@ def _read_condition(expression: Any, column: str, is_null: IsNull) -> Condition:
         value = expression.value()
     elif name == "AtLeastNNonNulls":
         value = expression.n()
-    return Condition(name, inputs, value)
+    return CtiCondition(name, inputs, value)
 
 
 def _keep_connect(df: DataFrame) -> DataFrame:
@@ -534,14 +536,14 @@ class _ConnectStep:
             return self._matches_none(is_null)
         return how in ("FULL_OUTER", ("LEFT_OUTER", "RIGHT_OUTER")[index])
 
-    def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
+    def find_condition(self, column: str, is_null: IsNull) -> CtiCondition | None:
         """Return the condition if it names the column, or all columns as `na.drop()` does."""
         if type(self.plan).__name__ == "NADrop":
             names = [name.lower() for name in self.plan.cols or ()]
             if names and column.lower() not in names:
                 return None
             keeps = self.plan.min_non_nulls == 1
-            return Condition("Literal", value=True) if keeps else Condition("NADrop")
+            return CtiCondition("Literal", value=True) if keeps else CtiCondition("NADrop")
         expression = self._read(self.plan.filter)
         if column.lower() not in map(str.lower, _list_names(expression)):
             return None
@@ -553,7 +555,7 @@ class _ConnectStep:
             )
         # Only the server can read SQL text, so ask it if two CTI rows pass.
         text = expression.expression_string.expression
-        return Condition("Literal", value=True if self._keeps_rows(text, column) else None)
+        return CtiCondition("Literal", value=True if self._keeps_rows(text, column) else None)
 
     def _keeps_rows(self, text: str, column: str) -> bool:
         schema = self._read_schema()
@@ -646,19 +648,19 @@ def _read_plain(expression: Any) -> str | None:
 
 def _read_expression(
     expression: Any, is_null: Callable[[Any], bool], column: str | None = None
-) -> Condition:
+) -> CtiCondition:
     """Read a condition; `is_null` says whether a column that it names is null in CTI rows."""
     kind = expression.WhichOneof("expr_type")
     if kind == "unresolved_attribute":
         if column is not None and _read_name(expression).lower() == column.lower():
-            return Condition("CTI")
-        return Condition("NULL" if is_null(expression) else kind)
+            return CtiCondition("CTI")
+        return CtiCondition("NULL" if is_null(expression) else kind)
     if kind == "literal":
         is_bool = expression.literal.WhichOneof("literal_type") == "boolean"
-        return Condition("Literal", value=expression.literal.boolean if is_bool else None)
+        return CtiCondition("Literal", value=expression.literal.boolean if is_bool else None)
     messages = _list_messages(expression)
     inputs = tuple(_read_expression(message, is_null, column) for message in messages)
     if kind == "unresolved_function":
         name = expression.unresolved_function.function_name.lower()
-        return Condition(_FUNCTIONS.get(name, name), inputs)
-    return Condition(str(kind), inputs)
+        return CtiCondition(_FUNCTIONS.get(name, name), inputs)
+    return CtiCondition(str(kind), inputs)

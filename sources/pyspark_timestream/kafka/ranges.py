@@ -43,7 +43,7 @@ def list_by_partition(topics: Mapping[str, Mapping[str, T]]) -> dict[Partition, 
     }
 
 
-class Range(NamedTuple):
+class OffsetRange(NamedTuple):
     """The offsets of one partition that a batch reads."""
 
     partition: Partition
@@ -72,9 +72,9 @@ class TaskRange:
             only; None for none.
     """
 
-    offsets: Range
+    offsets: OffsetRange
     clock: PartitionClock
-    warm_up: Range | None = None
+    warm_up: OffsetRange | None = None
     forced_ctis: tuple[tuple[int, int], ...] = ()
     changes: tuple[tuple[int, Mapping[str, str]], ...] = ()
     end_cti_us: int | None = None
@@ -84,7 +84,7 @@ class TaskRange:
         """Return whether all records are read at once, without a warm-up or a cut."""
         return self.warm_up is None and not self.forced_ctis and not self.changes
 
-    def split(self) -> Iterator[tuple[Mapping[str, str] | None, int | None, Range]]:
+    def split(self) -> Iterator[tuple[Mapping[str, str] | None, int | None, OffsetRange]]:
         """Split `offsets` into pieces, each with the new options and the forced CTI before it."""
         partition, begin, end = self.offsets
         cuts: list[tuple[int, Mapping[str, str] | None, int | None]] = [(begin, None, None)]
@@ -93,7 +93,7 @@ class TaskRange:
         cuts.sort(key=itemgetter(0))
         ends = [*(offset for offset, _, _ in cuts[1:]), end]
         for (start, settings, cti_us), stop in zip(cuts, ends, strict=True):
-            yield settings, cti_us, Range(partition, start, stop)
+            yield settings, cti_us, OffsetRange(partition, start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def _find_backlog(
 
 
 def cut_ranges(
-    ranges: Sequence[Range], min_pieces: int | None, max_size: int | None
-) -> list[Range]:
+    ranges: Sequence[OffsetRange], min_pieces: int | None, max_size: int | None
+) -> list[OffsetRange]:
     """Cut long ranges into pieces, in order; drop empty ranges.
 
     First cut every range into pieces of at most `max_size` offsets. If that gives fewer than
@@ -196,17 +196,17 @@ def _apportion(size: int, total: int, pieces: int) -> int:
     return max((2 * size * pieces + total) // (2 * total), 1)
 
 
-def _cut(offset_range: Range, pieces: int) -> list[Range]:
+def _cut(offset_range: OffsetRange, pieces: int) -> list[OffsetRange]:
     """Cut `offset_range` into consecutive ranges whose sizes differ by at most one."""
     pieces = min(pieces, offset_range.size)
     edges = [
         offset_range.start_inclusive + offset_range.size * piece // pieces
         for piece in range(pieces + 1)
     ]
-    return [Range(offset_range.partition, *pair) for pair in itertools.pairwise(edges)]
+    return [OffsetRange(offset_range.partition, *pair) for pair in itertools.pairwise(edges)]
 
 
-def count_tasks(ranges: Sequence[Range], max_tasks: int | None) -> int:
+def count_tasks(ranges: Sequence[OffsetRange], max_tasks: int | None) -> int:
     """Return the number of tasks for `ranges`.
 
     The limits are the number of non-empty ranges, `max_tasks`, and `MIN_TASK_RECORDS` per task.
@@ -216,7 +216,7 @@ def count_tasks(ranges: Sequence[Range], max_tasks: int | None) -> int:
     return min(len(filled), worthwhile, max_tasks or len(filled))
 
 
-def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
+def assign_tasks(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
     """Assign non-empty ranges to tasks: the largest first, each to the least loaded task.
 
     The assignment is deterministic, and no task is empty.
@@ -224,7 +224,7 @@ def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
     # At least one and at most one for each range, even if a damaged offset says otherwise.
     tasks = min(max(tasks, 1), len(ranges))
     loads: list[tuple[int, int]] = [(0, task) for task in range(tasks)]
-    groups: list[list[Range]] = [[] for _ in range(tasks)]
+    groups: list[list[OffsetRange]] = [[] for _ in range(tasks)]
     for offset_range in sorted(
         ranges, key=lambda offset_range: (-offset_range.size, offset_range.partition)
     ):

@@ -39,7 +39,7 @@ from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, Malform
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
-from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange
 from pyspark_timestream.rules.clocks import (
     PartitionClock,
     TaskWatermark,
@@ -209,7 +209,7 @@ def _count_malformed(
 def _read_to_end(
     options: KafkaOptions,
     clock: PartitionClock,
-    offset_range: Range,
+    offset_range: OffsetRange,
     columns: ColumnSet,
     read_range: ReadRange,
 ) -> Iterable[RecordBlock]:

@@ -34,7 +34,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     encode_group_metadata,
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
-from pyspark_timestream.kafka.writer.ledger import Entry
+from pyspark_timestream.kafka.writer.ledger import LedgerEntry
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.read.delivery import Position
 
@@ -229,7 +229,7 @@ def group_metadata() -> Target:
     def run(case: str) -> str:
         found = decode_group_metadata(OFFSETS[0], part, case)
         assert find_mistake(found) is None, found
-        Entry.decode(5, case)
+        LedgerEntry.decode(5, case)
         return "right" if found == right else "empty" if found.clock is None else "other"
 
     return Target(make, run)

@@ -24,7 +24,7 @@ from timestream.protobuf_wire import message as wire_message
 from fuzz.engine import Chance, Target
 from fuzz.mutations import TEXTS, damage_bytes, damage_json_text
 from pyspark_timestream.kafka.decode.payload import check_schemas
-from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.registry import fix_readers, load_schemas
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -196,7 +196,7 @@ def read_records(case: Records, cuts: list[int]) -> Any:
         for begin, end in itertools.pairwise(edges)
         if end > begin
     ]  # fmt: skip
-    plan = TaskPlan((TaskRange(Range(at(0), 0, number), PartitionClock()),))
+    plan = TaskPlan((TaskRange(OffsetRange(at(0), 0, number), PartitionClock()),))
     tables = list(run_task(given, wanted, plan, lambda *_: pieces, ended.__setitem__))
     rows = pa.Table.from_batches(tables, wanted.schema)
     rows.validate(full=True)

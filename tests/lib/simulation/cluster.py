@@ -20,7 +20,7 @@ from simulation.chance import Chance
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 TOPIC = "topic"
 MAX_METADATA = 4096
@@ -324,7 +324,7 @@ class SimulatedConsumer:
         """See `ColumnConsumer`."""
         self._at = None
 
-    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
+    def poll(self, span: OffsetRange, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
         """See `ColumnConsumer`."""
         cluster, chance = self._cluster, self._cluster.chance
         chance.point("poll")

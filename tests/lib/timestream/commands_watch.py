@@ -7,7 +7,7 @@ import os
 from timestream.histories import NOON, SECOND, history, share, state
 
 from pyspark_timestream.commands.watch.follow import QueryLog
-from pyspark_timestream.kafka.diagnosis.history import Batch
+from pyspark_timestream.kafka.diagnosis.history import BatchReport
 
 
 def view_of(shares, topic="topic", query="q", batches=3, **more):
@@ -17,7 +17,9 @@ def view_of(shares, topic="topic", query="q", batches=3, **more):
         offset = moment.offset.to_json()
         offset["partitions"] = {topic: next(iter(offset["partitions"].values()))}
         log.add(
-            moment.offset.number, Batch(moment.planned_us, (offset,)), moment.planned_us + SECOND
+            moment.offset.number,
+            BatchReport(moment.planned_us, (offset,)),
+            moment.planned_us + SECOND,
         )
     return log.view(NOON + batches * SECOND, runs=True)
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import compute_end_clock, run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -14,7 +14,7 @@ def task(raw, *records, sizes=(99,), columns=COLUMNS):
     """(rows, end state) of `(value, headers, timestamp)` records cut into blocks of `sizes`."""
     given_options = options(**raw)
     wanted = projection(given_options, *columns)
-    share, ended = TaskRange(Range(at(0), 0, len(records)), PartitionClock()), {}
+    share, ended = TaskRange(OffsetRange(at(0), 0, len(records)), PartitionClock()), {}
 
     def read(span, needs):
         first = 0

@@ -11,7 +11,7 @@ from timestream.builders import at, block, options
 
 from pyspark_timestream.commands.measure_lateness import DelayTrial, follow_partition
 from pyspark_timestream.kafka.decode.records import RecordBlock
-from pyspark_timestream.kafka.ranges import Range, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, TaskRange
 from pyspark_timestream.kafka.task import compute_end_clock
 
 DELAYS_US = (0, 1_000, 3_000, 8_000)
@@ -70,7 +70,7 @@ def test_each_delay_ends_as_a_query_with_it_and_any_split_is_the_same(given, how
     whole = follow_partition(given_options(how), DELAYS_US, 1, [build(given)])
     assert list(map(seen, found.trials)) == list(map(seen, whole.trials))
     assert (found.first_us, found.last_us) == (whole.first_us, whole.last_us)
-    task = TaskRange(Range(at(0), 0, len(given)), PartitionClock())
+    task = TaskRange(OffsetRange(at(0), 0, len(given)), PartitionClock())
     for delay_us, trial in zip(DELAYS_US, found.trials, strict=True):
         query = given_options(how, ctiDelay=f"{delay_us} us", violationPolicy="flag")
         assert trial.clock == compute_end_clock(query, task, lambda span, needs: blocks)

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from pyspark_timestream import SchemaRefused, advance_time, import_ctis, shift_time, why
-from pyspark_timestream.frames.cti_path import Condition, keep_ctis
+from pyspark_timestream.frames.cti_path import CtiCondition, keep_ctis
 from pyspark_timestream.frames.plans import (
     ClassicStep,
     _CtiWatch,
@@ -18,11 +18,11 @@ from pyspark_timestream.frames.plans import (
     watch_ctis,
 )
 
-CTI = Condition("CTI")
-OTHER = Condition("AttributeReference")
-NULL = Condition("NULL")
-IS_CTI, IS_DATA = Condition("IsNotNull", (CTI,)), Condition("IsNull", (CTI,))
-LATE = Condition("EqualTo", (OTHER, Condition("Literal", value="late")))
+CTI = CtiCondition("CTI")
+OTHER = CtiCondition("AttributeReference")
+NULL = CtiCondition("NULL")
+IS_CTI, IS_DATA = CtiCondition("IsNotNull", (CTI,)), CtiCondition("IsNull", (CTI,))
+LATE = CtiCondition("EqualTo", (OTHER, CtiCondition("Literal", value="late")))
 
 SCHEMA = "station string, start_time timestamp, cti timestamp"
 EVENTS = [
@@ -33,11 +33,11 @@ EVENTS = [
 
 
 def either(*parts):
-    return Condition("Or", parts)
+    return CtiCondition("Or", parts)
 
 
 def both(*parts):
-    return Condition("And", parts)
+    return CtiCondition("And", parts)
 
 
 @pytest.mark.parametrize(
@@ -50,18 +50,18 @@ def both(*parts):
         (both(LATE, either(LATE, IS_CTI)), None),
         (both(either(LATE, IS_CTI), either(IS_CTI, LATE)), True),
         (either(LATE, IS_DATA), None),
-        (Condition("Not", (IS_DATA,)), True),
-        (Condition("Not", (LATE,)), None),
-        (Condition("IsNotNull", (Condition("Coalesce", (OTHER, CTI)),)), True),
-        (Condition("AtLeastNNonNulls", (OTHER, CTI), 1), True),
-        (Condition("AtLeastNNonNulls", (OTHER, CTI), 2), None),
-        (Condition("GreaterThan", (CTI, Condition("Literal", value=1))), None),
-        (either(IS_DATA, Condition("IsNull", (NULL,))), True),
-        (either(IS_DATA, Condition("IsNull", (OTHER,))), None),
-        (both(Condition("IsNull", (NULL,)), either(IS_CTI, LATE)), True),
-        (Condition("IsNotNull", (NULL,)), False),
-        (Condition("IsNull", (Condition("Coalesce", (NULL, OTHER)),)), None),
-        (Condition("EqualTo", (NULL, OTHER)), None),
+        (CtiCondition("Not", (IS_DATA,)), True),
+        (CtiCondition("Not", (LATE,)), None),
+        (CtiCondition("IsNotNull", (CtiCondition("Coalesce", (OTHER, CTI)),)), True),
+        (CtiCondition("AtLeastNNonNulls", (OTHER, CTI), 1), True),
+        (CtiCondition("AtLeastNNonNulls", (OTHER, CTI), 2), None),
+        (CtiCondition("GreaterThan", (CTI, CtiCondition("Literal", value=1))), None),
+        (either(IS_DATA, CtiCondition("IsNull", (NULL,))), True),
+        (either(IS_DATA, CtiCondition("IsNull", (OTHER,))), None),
+        (both(CtiCondition("IsNull", (NULL,)), either(IS_CTI, LATE)), True),
+        (CtiCondition("IsNotNull", (NULL,)), False),
+        (CtiCondition("IsNull", (CtiCondition("Coalesce", (NULL, OTHER)),)), None),
+        (CtiCondition("EqualTo", (NULL, OTHER)), None),
     ],
 )
 def test_a_condition_is_true_of_a_cti_row_only_where_that_is_certain(condition, truth):
@@ -71,14 +71,14 @@ def test_a_condition_is_true_of_a_cti_row_only_where_that_is_certain(condition, 
 @pytest.mark.parametrize(
     ("condition", "matches_none"),
     [
-        (Condition("EqualTo", (NULL, OTHER)), True),
-        (Condition("EqualTo", (OTHER, Condition("Cast", (NULL,)))), True),
-        (both(LATE, Condition("EqualTo", (OTHER, NULL))), True),
-        (Condition("EqualTo", (OTHER, OTHER)), False),
-        (Condition("EqualTo", (CTI, OTHER)), False),
-        (Condition("EqualNullSafe", (NULL, OTHER)), False),
-        (either(LATE, Condition("EqualTo", (NULL, OTHER))), False),
-        (Condition("EqualTo", (Condition("Coalesce", (NULL, OTHER)), OTHER)), False),
+        (CtiCondition("EqualTo", (NULL, OTHER)), True),
+        (CtiCondition("EqualTo", (OTHER, CtiCondition("Cast", (NULL,)))), True),
+        (both(LATE, CtiCondition("EqualTo", (OTHER, NULL))), True),
+        (CtiCondition("EqualTo", (OTHER, OTHER)), False),
+        (CtiCondition("EqualTo", (CTI, OTHER)), False),
+        (CtiCondition("EqualNullSafe", (NULL, OTHER)), False),
+        (either(LATE, CtiCondition("EqualTo", (NULL, OTHER))), False),
+        (CtiCondition("EqualTo", (CtiCondition("Coalesce", (NULL, OTHER)), OTHER)), False),
     ],
 )
 def test_an_equality_matches_no_cti_row_only_where_a_side_is_null(condition, matches_none):

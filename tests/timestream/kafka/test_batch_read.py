@@ -9,7 +9,7 @@ from timestream.builders import at, block, micros, options, projection
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.offsets.tasks import plan_slice, select_partitions, slice_read
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.kafka.task import run_task
 
 
@@ -35,13 +35,13 @@ def spans(plans):
 
 def test_a_batch_read_that_one_task_reads_carries_every_cti():
     (plan,) = batch_tasks(options(finalCti="true"), {at(0): 2}, {at(0): 4})
-    assert (spans([plan]), plan.others_us) == ([[Range(at(0), 2, 4)]], ())
+    assert (spans([plan]), plan.others_us) == ([[OffsetRange(at(0), 2, 4)]], ())
     assert plan.last_cti_us == FINAL_US
 
 
 def test_an_empty_partition_holds_the_ctis_of_a_batch_read_back():
     plans = batch_tasks(options(finalCti="true"), {at(0): 2, at(1): 5}, {at(0): 4, at(1): 5})
-    assert spans(plans) == [[Range(at(0), 2, 4)], []]
+    assert spans(plans) == [[OffsetRange(at(0), 2, 4)], []]
     assert [plan.others_us for plan in plans] == [(None,), (None,)]
     assert [plan.last_cti_us for plan in plans] == [None, FINAL_US]
 
@@ -49,10 +49,10 @@ def test_an_empty_partition_holds_the_ctis_of_a_batch_read_back():
 def test_parts_of_one_partition_carry_only_the_final_cti():
     given = options(ctiFrequency="1", finalCti="true", maxRecordsPerPartition="2")
     plans = batch_tasks(given, {at(0): 1}, {at(0): 5})
-    assert spans(plans) == [[Range(at(0), 1, 3)], [Range(at(0), 3, 5)]]
+    assert spans(plans) == [[OffsetRange(at(0), 1, 3)], [OffsetRange(at(0), 3, 5)]]
     assert [plan.others_us for plan in plans] == [(None,), (None,)]
     assert [plan.last_cti_us for plan in plans] == [None, FINAL_US]
-    assert [plan.ranges[0].warm_up for plan in plans] == [None, Range(at(0), 1, 3)]
+    assert [plan.ranges[0].warm_up for plan in plans] == [None, OffsetRange(at(0), 1, 3)]
 
 
 def test_a_part_reads_nothing_before_it_where_no_ctis_are_made():

@@ -21,7 +21,7 @@ from pyspark_timestream.errors import (
 from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import RegisteredSchema
-from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.registry import (
     check_recorded,
     fix_readers,
@@ -119,7 +119,7 @@ def fixed(raw, **more) -> KafkaOptions:
 def delivered(given, columns, *values, counted=None, **more):
     """The rows of a task over one partition with these values from offset 0."""
     wanted = projection(given, *columns)
-    plan = TaskPlan((TaskRange(Range(at(0), 0, len(values)), PartitionClock()),))
+    plan = TaskPlan((TaskRange(OffsetRange(at(0), 0, len(values)), PartitionClock()),))
     records = [block(*values, **more)]
     ended = {}
     tables = list(run_task(given, wanted, plan, lambda *_: records, ended.__setitem__))
@@ -340,7 +340,7 @@ def test_a_refused_schema_names_topic_partition_offset_both_ids_and_the_way_on()
     assert "next step: start the query again: it then reads such values by the latest " in text
     # For the clock alone, too.
     timed = read_by(NUMBER, known(s7=NUMBER, s9=TEXT), startTime="x")
-    whole = TaskRange(Range(at(0), 0, 2), PartitionClock())
+    whole = TaskRange(OffsetRange(at(0), 0, 2), PartitionClock())
     with pytest.raises(SchemaRefused, match=r"offset 1: .*schema 9"):
         list(follow_clock(timed, whole, lambda *_: [block(*values)]))
 

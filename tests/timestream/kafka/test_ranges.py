@@ -9,7 +9,7 @@ from timestream.builders import at
 
 from pyspark_timestream.kafka.ranges import (
     MIN_TASK_RECORDS,
-    Range,
+    OffsetRange,
     assign_tasks,
     count_tasks,
     cut_ranges,
@@ -20,7 +20,7 @@ sizes = st.lists(st.integers(0, 9) | st.integers(0, 3 * MIN_TASK_RECORDS), max_s
 
 
 def spans(lengths):
-    return [Range(at(i), 100 * i, 100 * i + length) for i, length in enumerate(lengths)]
+    return [OffsetRange(at(i), 100 * i, 100 * i + length) for i, length in enumerate(lengths)]
 
 
 @given(sizes, st.none() | st.integers(1, 20))
@@ -107,7 +107,7 @@ def spark_counts(sizes, min_pieces):
     max_size=st.none() | st.integers(1, 20),
 )
 def test_a_range_is_cut_into_pieces_as_spark_cuts_it(sizes, min_pieces, max_size):
-    spans = [Range(at(n), 10 * n, 10 * n + size) for n, size in enumerate(sizes)]
+    spans = [OffsetRange(at(n), 10 * n, 10 * n + size) for n, size in enumerate(sizes)]
     pieces = cut_ranges(spans, min_pieces, max_size)
     assert all(partition.size > 0 for partition in pieces)
     for span in spans:
@@ -128,7 +128,7 @@ def size_of(span):
 
 
 def test_where_there_are_parts_enough_none_is_cut():
-    uneven = [Range(at(n), 0, size) for n, size in enumerate([100, 30, 1, 1, 1, 1, 1])]
+    uneven = [OffsetRange(at(n), 0, size) for n, size in enumerate([100, 30, 1, 1, 1, 1, 1])]
     assert cut_ranges(uneven, 7, None) == uneven
     assert len(cut_ranges(uneven, 8, None)) > 7
 

@@ -12,7 +12,7 @@ from pyspark_timestream.kafka.options.checks import (
     ignored_in_batch,
 )
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.rules.clocks import PartitionClock
 
 
@@ -97,11 +97,11 @@ def test_a_stream_without_ctis_is_cut_as_asked():
     offset = stream_offset(p0=(0, 100), p1=(5, 15), p2=(7, 7))
     assert plan_stream_tasks(options(), offset) == plan_tasks(offset)
     assert spans(plan_stream_tasks(options(minPartitions="2"), offset)) == [
-        [Range(at(0), 0, 100)],
-        [Range(at(1), 5, 15)],
+        [OffsetRange(at(0), 0, 100)],
+        [OffsetRange(at(1), 5, 15)],
     ]
     cut = spans(plan_stream_tasks(options(minPartitions="5"), offset))
     assert [span for (span,) in cut] == [
-        *(Range(at(0), 25 * n, 25 * n + 25) for n in range(4)),
-        Range(at(1), 5, 15),
+        *(OffsetRange(at(0), 25 * n, 25 * n + 25) for n in range(4)),
+        OffsetRange(at(1), 5, 15),
     ]

@@ -20,7 +20,7 @@ from pyspark_timestream.kafka import reader as module
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.reader import (
     KafkaStreamReader,
     KafkaTask,
@@ -32,7 +32,7 @@ from pyspark_timestream.rules.window_fold import Partial, WindowFold
 
 pytestmark = pytest.mark.spark
 
-EMPTY = TaskPlan((TaskRange(Range(at(0), 7, 7), PartitionClock()),))
+EMPTY = TaskPlan((TaskRange(OffsetRange(at(0), 7, 7), PartitionClock()),))
 
 
 Acquire = Callable[[KafkaOptions, str], AbstractContextManager[Any]]
@@ -76,7 +76,7 @@ def test_a_task_that_failed_does_not_settle() -> None:
         raise ZeroDivisionError
 
     done: list[str] = []
-    full = TaskPlan((TaskRange(Range(at(0), 7, 9), PartitionClock()),))
+    full = TaskPlan((TaskRange(OffsetRange(at(0), 7, 9), PartitionClock()),))
     with pytest.raises(ZeroDivisionError):
         run(full, done, fails)
     assert done == ["borrowed"]
@@ -108,7 +108,7 @@ def test_a_batch_that_cannot_be_read_on_the_driver_is_left_to_its_task(
     monkeypatch.setattr(module, "read_task", read)
     for is_handed in (True, False, True, False, False):
         [task] = reader.partitions({**offset.to_json(), "number": -1}, offset.to_json())
-        assert task.plan.ranges[0].offsets == Range(at(0), 0, 7)
+        assert task.plan.ranges[0].offsets == OffsetRange(at(0), 0, 7)
         assert (reader.__class__ is not KafkaStreamReader) == is_handed
         assert list(reader.getCache({}, {})) == []
     # After rows that were too large it does not try a batch of as many records again.

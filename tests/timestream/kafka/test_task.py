@@ -13,7 +13,7 @@ from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.payload import required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.driver.trackers import derive_import_options
-from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import compute_end_clock, run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -26,7 +26,7 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
     """(rows, end state) of a task over one partition with these values from offset 0."""
     given_options = options(**raw)
     wanted = projection(given_options, *columns)
-    partition_offset = TaskRange(Range(at(0), 0, len(values)), PartitionClock())
+    partition_offset = TaskRange(OffsetRange(at(0), 0, len(values)), PartitionClock())
     ended = {}
 
     def read(span, needs):
@@ -244,7 +244,7 @@ def test_an_import_takes_its_ctis_from_nested_fields():
     source = {"topic": "fast", "frequency": 1, "delay": "1 ms", "startTime": "payload.`ts.ms`"}
     imported = derive_import_options(options(ctiImport=json.dumps(source)))
     values = [b'{"payload": {"ts.ms": 5}}', b'{"payload": {"ts.ms": 7}}', b'{"payload": null}']
-    partition_offset = TaskRange(Range(at(0, "fast"), 0, 3), PartitionClock())
+    partition_offset = TaskRange(OffsetRange(at(0, "fast"), 0, 3), PartitionClock())
     end = compute_end_clock(imported, partition_offset, lambda *_: [block(*values)])
     assert (end.cti_us, end.malformed) == (6000, 1)
 
@@ -258,7 +258,7 @@ def test_without_a_cti_column_there_are_no_cti_rows_and_the_clock_still_runs():
 
 
 def test_opening_and_closing_rows_surround_the_records():
-    partition_offset = TaskRange(Range(at(0), 0, 1), PartitionClock(cti_us=3000))
+    partition_offset = TaskRange(OffsetRange(at(0), 0, 1), PartitionClock(cti_us=3000))
     plan = TaskPlan((partition_offset,), (), 3000, first_cti_us=3000, last_cti_us=9000)
     given_options = options(ctiFrequency="1")
     wanted = projection(given_options, NUMBER[0], CTI)
@@ -274,7 +274,7 @@ def test_opening_and_closing_rows_surround_the_records():
 
 def test_end_state_is_kept_for_every_partition_even_if_empty():
     partition_offsets = tuple(
-        TaskRange(Range(at(i), 4, 9), PartitionClock(cti_us=i)) for i in range(2)
+        TaskRange(OffsetRange(at(i), 4, 9), PartitionClock(cti_us=i)) for i in range(2)
     )
     left = []
     tables = run_task(
@@ -317,7 +317,7 @@ def test_times_come_from_headers_of_which_the_last_wins():
     def read(span, needs):
         yield block(*[None] * 4, headers=pairs)
 
-    plan = TaskPlan((TaskRange(Range(at(0), 0, 4), PartitionClock()),))
+    plan = TaskPlan((TaskRange(OffsetRange(at(0), 0, 4), PartitionClock()),))
     (table,) = run_task(given_options, wanted, plan, read, lambda partition, clock: None)
     assert micros(table["start_time"]) == [2_000_000, 3_000_000, None, None]
 
@@ -357,7 +357,7 @@ def test_a_replay_neither_fails_on_nor_counts_values_outside_its_span(sizes):
     ended = {}
     given_options = options(**raw)
     wanted = projection(given_options, *NUMBER)
-    partition_offset = TaskRange(Range(at(0), 0, 3), PartitionClock())
+    partition_offset = TaskRange(OffsetRange(at(0), 0, 3), PartitionClock())
     some = [bad % 1, b'{"n": 5, "t": 5}', bad % 6]
     read = lambda span, needs: iter([block(*some)])  # noqa: E731
     for _ in run_task(
@@ -376,7 +376,7 @@ def test_a_replay_reads_nothing_behind_its_end():
             read.append(first)
             yield block(b"v", first=first, timestamps_ms=[first])
 
-    partition_offset = TaskRange(Range(at(0), 0, 99), PartitionClock())
+    partition_offset = TaskRange(OffsetRange(at(0), 0, 99), PartitionClock())
     wanted = projection(given_options, ("offset", pa.int64()))
     rows = list(
         run_task(given_options, wanted, TaskPlan((partition_offset,)), pieces, lambda *_: None)
@@ -384,7 +384,7 @@ def test_a_replay_reads_nothing_behind_its_end():
     assert read == list(range(9))
     assert pa.Table.from_batches(rows)["offset"].to_pylist() == [5, 6, 7]
     after = compute_end_clock(given_options, partition_offset, pieces)
-    ended = TaskRange(Range(at(0), 99, 999), after)
+    ended = TaskRange(OffsetRange(at(0), 99, 999), after)
     assert compute_end_clock(given_options, ended, pieces) == after
     assert len(read) == 18
 

@@ -19,7 +19,7 @@ from pyspark_timestream.commands.peek.detect import (
     Candidate,
     Detection,
     NoSample,
-    Sample,
+    TopicSample,
     format_key,
 )
 from pyspark_timestream.commands.peek.examine import TopicReport, examine
@@ -37,7 +37,7 @@ from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import ReaderSchema
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 if TYPE_CHECKING:
     from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -56,7 +56,7 @@ _MAX_PARTITIONS: Final = 32
 _ALL: Final = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
 
 
-def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
+def read_sample(options: KafkaOptions, topic: str, count: int) -> TopicSample:
     """Read the `count` newest records of a topic by their timestamps."""
     from pyspark_timestream.kafka.client.broker import Broker
     from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -83,7 +83,7 @@ def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
     finally:
         reader.close()
     blocks = {partition: block for partition, block in newest.items() if block is not None}
-    return Sample(topic, len(partitions), sum(sizes.values()), _select_newest(blocks, count))
+    return TopicSample(topic, len(partitions), sum(sizes.values()), _select_newest(blocks, count))
 
 
 def _read_newest(
@@ -93,7 +93,7 @@ def _read_newest(
     blocks: list[RecordBlock] = []
     for reach in _REACHES:
         start = max(earliest, end - count * reach)
-        blocks = list(reader.read(Range(partition, start, end), _ALL))
+        blocks = list(reader.read(OffsetRange(partition, start, end), _ALL))
         if start == earliest or sum(len(block.offsets) for block in blocks) >= count:
             break
     if not blocks:

@@ -491,7 +491,7 @@ class NoSample(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TopicSample:
     """The newest records of a topic, by partition and in offset order, with all columns.
 
     The topic holds `offsets` offsets, but not each of them has a record.

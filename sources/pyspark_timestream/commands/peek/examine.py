@@ -17,7 +17,7 @@ from pyspark_timestream.commands.peek.detect import (
     Columns,
     Detection,
     Payloads,
-    Sample,
+    TopicSample,
     ask_registry,
     can_be_time,
     detect_side,
@@ -98,7 +98,7 @@ def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
 
 
 def plan_reading(
-    sample: Sample,
+    sample: TopicSample,
     user_options: Mapping[str, str],
     detections: Mapping[Side, Detection],
     registry: SchemaRegistry | None,
@@ -211,7 +211,7 @@ def _compose(
     return raw
 
 
-def _list_columns(sample: Sample, options: KafkaOptions, side: Side) -> Columns:
+def _list_columns(sample: TopicSample, options: KafkaOptions, side: Side) -> Columns:
     """List the fields of the values or keys that can be columns."""
     rules = options.value_rules if side == "value" else options.key_rules
     if rules.format == "binary":
@@ -226,7 +226,7 @@ def _list_columns(sample: Sample, options: KafkaOptions, side: Side) -> Columns:
     return columns._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), omitted=left_out)
 
 
-def _list_bodies(sample: Sample, rules: PayloadRules) -> list[bytes | None]:
+def _list_bodies(sample: TopicSample, rules: PayloadRules) -> list[bytes | None]:
     payloads = sample.payloads(rules.side)
     if rules.framing == "confluent":
         payloads = split_value_frames(payloads).bodies
@@ -273,7 +273,7 @@ class TopicReport:
     `malformed` counts records by reason, and `secrets` the fields that are left out.
     """
 
-    sample: Sample
+    sample: TopicSample
     readers: Mapping[str, ReaderSchema]
     options: Mapping[str, str]
     columns: tuple[str, ...]
@@ -285,7 +285,7 @@ class TopicReport:
     notes: tuple[str, ...] = ()
 
 
-def examine(sample: Sample, user_options: Mapping[str, str]) -> TopicReport:
+def examine(sample: TopicSample, user_options: Mapping[str, str]) -> TopicReport:
     """Examine a sample; all options that the user gave, by their declared names, are kept."""
     payloads = [Payloads(side, sample.payloads(side), sample.headers()) for side in SIDES]
     registry = _find_registry(user_options)
@@ -327,7 +327,7 @@ def _find_registry(user_options: Mapping[str, str]) -> SchemaRegistry | None:
     return SchemaRegistry(settings) if settings else None
 
 
-def _blank_unusable(sample: Sample, detections: Iterable[Detection]) -> Sample:
+def _blank_unusable(sample: TopicSample, detections: Iterable[Detection]) -> TopicSample:
     """Return a sample without the values and keys with schemas that are not available."""
     blocks, start = [], 0
     for partition, block in sample.blocks:
@@ -342,7 +342,7 @@ def _blank_unusable(sample: Sample, detections: Iterable[Detection]) -> Sample:
     return replace(sample, blocks=tuple(blocks))
 
 
-def _read_sample(sample: Sample, plan: ReadingPlan) -> TopicReport:
+def _read_sample(sample: TopicSample, plan: ReadingPlan) -> TopicReport:
     """Choose the event time, and read the rows."""
     secrets = sum(columns.secrets for columns in plan.columns.values())
     candidates = _find_times(sample, plan)
@@ -361,7 +361,7 @@ def _read_sample(sample: Sample, plan: ReadingPlan) -> TopicReport:
     )
 
 
-def _find_times(sample: Sample, plan: ReadingPlan) -> tuple[Candidate, ...]:
+def _find_times(sample: TopicSample, plan: ReadingPlan) -> tuple[Candidate, ...]:
     columns = plan.columns["value"].fields
     rules = plan.options.value_rules
     # A column holds unsigned 64-bit numbers as decimals; as times they are numbers.
@@ -389,7 +389,7 @@ def _choose_time(plan: ReadingPlan, candidates: Sequence[Candidate]) -> ReadingP
     return plan.with_options(raw)
 
 
-def _build_schema(sample: Sample, plan: ReadingPlan) -> pa.Schema:
+def _build_schema(sample: TopicSample, plan: ReadingPlan) -> pa.Schema:
     """Build the schema to read with: fields, then the metadata that is worth a column."""
     options = plan.options
     if not plan.has_fields:
@@ -407,7 +407,7 @@ def _build_schema(sample: Sample, plan: ReadingPlan) -> pa.Schema:
 
 
 def _read_rows(
-    sample: Sample, options: KafkaOptions, schema: pa.Schema
+    sample: TopicSample, options: KafkaOptions, schema: pa.Schema
 ) -> tuple[pa.Table, Mapping[str, int]]:
     """Read the rows with partition and offset in front; count why payloads are malformed."""
     projection = project(options, schema)

@@ -22,7 +22,7 @@ from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, Record
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.rules.step import ADJUSTED, LATE, BlockResult, step
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def find_records(
     rows: list[tuple[str, ...]] = []
     notes = []
     searched, bytes_left = 0, _MAX_BYTES
-    case_range = Range(case.partition, case.start, case.end)
+    case_range = OffsetRange(case.partition, case.start, case.end)
     blocks = read_range(
         case_range, ColumnSet(timestamps=True, keys=True, values=True, headers=True)
     )

@@ -31,7 +31,7 @@ from pyspark_timestream.commands.watch.follow import (
     rank_partitions,
 )
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
-from pyspark_timestream.commands.watch.page import StoreFacts, build_chain
+from pyspark_timestream.commands.watch.page import ChainStore, build_chain
 from pyspark_timestream.core.instants import format_instant, from_datetime
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.core.report import (
@@ -225,7 +225,7 @@ class _Watched:
         self._next_state_s[follower] = time.monotonic() + pause_s
         return is_new
 
-    def take_stores(self) -> list[StoreFacts]:
+    def take_stores(self) -> list[ChainStore]:
         """Return the stores as they were read last."""
         return [store.facts for store in self._stores]
 
@@ -267,7 +267,7 @@ class StoreReader:
             ) from error
         self._location = location
         self._series: Any = None
-        self.facts = StoreFacts(location, location, None, "it is not read yet")
+        self.facts = ChainStore(location, location, None, "it is not read yet")
 
     def read(self) -> None:
         """Read it now."""
@@ -275,7 +275,7 @@ class StoreReader:
             if self._series is None:
                 self._series = self._door.open(self._location)
                 description = self._series.describe()
-                self.facts = StoreFacts(description["id"], description["path"], None)
+                self.facts = ChainStore(description["id"], description["path"], None)
             cti = self._series.cti()
             cti_us = None if cti is None else from_datetime(cti)
             self.facts = dataclasses.replace(self.facts, cti_us=cti_us, trouble="")
@@ -345,7 +345,7 @@ class LogEnds:
 
 
 def format_text(
-    views: Sequence[QueryView], now_us: int, width: int, stores: Sequence[StoreFacts] = ()
+    views: Sequence[QueryView], now_us: int, width: int, stores: Sequence[ChainStore] = ()
 ) -> list[str]:
     """Return the lines that a terminal shows."""
     lines = [cut_text(f"Time of queries at {format_instant(now_us)}", width)]
@@ -439,7 +439,7 @@ def _wrap(text: str, width: int) -> list[str]:
     return [first_line, *(f"   {line}" for line in others)]
 
 
-def to_json(views: Sequence[QueryView], stores: Sequence[StoreFacts] = ()) -> list[dict[str, Any]]:
+def to_json(views: Sequence[QueryView], stores: Sequence[ChainStore] = ()) -> list[dict[str, Any]]:
     """Return what is shown as plain values; times are microseconds since 1970."""
     chain = build_chain(views, stores)
     hops = [] if chain is None else [[*chain.name_hop(hop), hop.behind_us] for hop in chain.hops]

@@ -29,8 +29,8 @@ from pyspark_timestream.core.checkpoint import read_entry, read_written_topic, r
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
 from pyspark_timestream.errors import CheckpointUnreadable, TimestreamError
 from pyspark_timestream.kafka.diagnosis.history import (
-    Batch,
     BatchRecord,
+    BatchReport,
     History,
     drop_skipped,
     read_batches,
@@ -74,7 +74,7 @@ _READ_CASES: Final = attrgetter(*SHOWS_CASES)
 _NOTHING: Final = (0,) * len(COUNTERS)
 
 
-class Point(NamedTuple):
+class CtiPoint(NamedTuple):
     """A point of a curve: the CTI of a stream at the start of a batch; None before the first."""
 
     planned_us: int
@@ -129,7 +129,7 @@ class StreamView:
     """
 
     explanation: StreamExplanation
-    curve: tuple[Point, ...]
+    curve: tuple[CtiPoint, ...]
     counts: Mapping[str, int]
     cases: tuple[Case, ...]
     missing: tuple[Partition, ...]
@@ -200,7 +200,7 @@ def list_remarks(fact: PartitionFacts) -> list[str]:
 class _StreamLog:
     """One stream: its last batches, its curve, and where its counters have counted."""
 
-    def __init__(self, curve: list[Point]) -> None:
+    def __init__(self, curve: list[CtiPoint]) -> None:
         self.history: History = ()
         self.curve = curve
         self.cases: deque[Case] = deque(maxlen=MAX_CASES)
@@ -217,7 +217,7 @@ class _StreamLog:
             self.cases.extend(_find_cases(history[-1], record))
         max_batches = max(2, min(MAX_BATCHES, MAX_RECORDS // max(len(record.offset.partitions), 1)))
         self.history = (*history, record)[-max_batches:]
-        self.curve.append(Point(record.planned_us, record.offset.cti_us))
+        self.curve.append(CtiPoint(record.planned_us, record.offset.cti_us))
         if len(self.curve) > 2 * MAX_POINTS:
             self.curve = thin_curve(self.curve, MAX_POINTS)
 
@@ -243,7 +243,7 @@ class _StreamLog:
         )
 
 
-def thin_curve(points: Sequence[Point], limit: int) -> list[Point]:
+def thin_curve(points: Sequence[CtiPoint], limit: int) -> list[CtiPoint]:
     """Return about `limit` of the points, spread evenly in time; the first and last stay."""
     if len(points) <= limit:
         return list(points)
@@ -289,7 +289,7 @@ def _count_lately(history: History) -> dict[str, int]:
     return dict(zip(COUNTERS, totals, strict=True))
 
 
-def _list_subscriptions(batch: Batch) -> Iterable[tuple[str, int | None]]:
+def _list_subscriptions(batch: BatchReport) -> Iterable[tuple[str, int | None]]:
     """Yield the id of each store that a batch reads, and the last CTI from there."""
     for value in batch.offsets:
         if isinstance(value, dict) and value.keys() >= {"store", "commit", "cti"}:
@@ -303,13 +303,13 @@ class QueryLog:
     def __init__(self, name: str) -> None:
         self.name = name
         self._streams: dict[str, _StreamLog] = {}
-        self._recalled: dict[str, list[Point]] = {}
+        self._recalled: dict[str, list[CtiPoint]] = {}
         self._triggers: dict[int, BatchTiming] = {}
         self.state = QueryState()
         self.links = QueryEnds()
         self.ends: dict[Partition, int] = {}
 
-    def add(self, number: int, batch: Batch, finished_us: int | None) -> None:
+    def add(self, number: int, batch: BatchReport, finished_us: int | None) -> None:
         """Take a batch; if it came before, it is finished now or was planned again.
 
         Raises:
@@ -330,10 +330,10 @@ class QueryLog:
         while len(self._triggers) > MAX_BATCHES:
             del self._triggers[min(self._triggers)]
 
-    def recall(self, batch: Batch) -> None:
+    def recall(self, batch: BatchReport) -> None:
         """Take only the curve's point of a batch that is older than all that `add` takes."""
         for stream, cti_us in batch.ctis:
-            self._recalled.setdefault(stream, []).append(Point(batch.planned_us, cti_us))
+            self._recalled.setdefault(stream, []).append(CtiPoint(batch.planned_us, cti_us))
 
     def finish(self, number: int, finished_us: int) -> None:
         """Note that a batch is finished."""
@@ -526,7 +526,7 @@ class CheckpointFollower:
         self._state, self._next_list_s = StateFiles(self.root), 0.0
         return -1
 
-    def _read_new(self, stamps: Iterable[int], newest: int) -> dict[int, Batch]:
+    def _read_new(self, stamps: Iterable[int], newest: int) -> dict[int, BatchReport]:
         new = sorted(n for n in stamps if n > newest or n in self._torn)
         entries, self._torn = read_batches(self.root, new)
         return entries

@@ -12,7 +12,7 @@ from pyspark_timestream.commands.watch.case_records import CaseRecords
 from pyspark_timestream.commands.watch.follow import Case, QueryLog, QueryView
 from pyspark_timestream.commands.watch.page import (
     NEEDS_SCRIPT,
-    StoreFacts,
+    ChainStore,
     render_case,
     render_sections,
 )
@@ -26,7 +26,7 @@ from pyspark_timestream.core.serving import (
     render_shell,
 )
 from pyspark_timestream.errors import OptionError, TimestreamError
-from pyspark_timestream.kafka.diagnosis.history import Batch
+from pyspark_timestream.kafka.diagnosis.history import BatchReport
 
 PAGES: Final = "the page is at /"
 _PAUSE_MS: Final = 250
@@ -65,7 +65,7 @@ class LivePage:
         root: str = "/",
         wait_s: float = _WAIT_S,
         read_case: Callable[[Case], CaseRecords] | None = None,
-        take_stores: Callable[[], Sequence[StoreFacts]] = tuple,
+        take_stores: Callable[[], Sequence[ChainStore]] = tuple,
     ) -> None:
         self._title, self._read_clock, self._take_views = title, read_clock, take_views
         self._read_case, self._sampling = read_case, Lock()
@@ -75,7 +75,7 @@ class LivePage:
         self._news = 0
         self._drawn: tuple[int, Views, dict[str, str], dict[str, str]] = (-1, (), {}, {})
         self._drawn_s = self._next_s = -inf
-        self._stores: tuple[StoreFacts, ...] = ()
+        self._stores: tuple[ChainStore, ...] = ()
 
     def note_news(self) -> None:
         """Wake the waiting requests: there may be something else to show."""
@@ -175,7 +175,7 @@ class LiveQueries:
         self._logs: dict[str, QueryLog] = {}
         self._ended_us: dict[str, int] = {}
 
-    def add(self, progress: Mapping[str, Any], batch: Batch) -> None:
+    def add(self, progress: Mapping[str, Any], batch: BatchReport) -> None:
         """Take a query's report on a batch, or that it has nothing to do.
 
         `batch` is the result of `read_progress` for the progress.

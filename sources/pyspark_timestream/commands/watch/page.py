@@ -28,7 +28,7 @@ from pyspark_timestream.commands.watch.follow import (
     SHOWS_CASES,
     BatchTiming,
     Case,
-    Point,
+    CtiPoint,
     QueryEnds,
     QueryView,
     StreamView,
@@ -56,7 +56,7 @@ _LETTERS: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
-class StoreFacts:
+class ChainStore:
     """A store as it is now.
 
     Attributes:
@@ -111,7 +111,7 @@ class Chain:
         return f"{source.kind} {source.name} to {target.kind} {target.name}: {far}"
 
 
-def build_chain(views: Sequence[QueryView], stores: Sequence[StoreFacts]) -> Chain | None:
+def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Chain | None:
     """Return the chain of these queries; None if it has only the topics that they read."""
     if not stores and all(view.links == QueryEnds() for view in views):
         return None
@@ -354,7 +354,7 @@ _SIGNS: Final = {
 
 
 def render_sections(
-    views: Sequence[QueryView], has_samples: bool = False, stores: Sequence[StoreFacts] = ()
+    views: Sequence[QueryView], has_samples: bool = False, stores: Sequence[ChainStore] = ()
 ) -> dict[str, str]:
     """Return the HTML of the chain, if there is one, and of each query, by the section's id.
 
@@ -455,7 +455,7 @@ def _shorten_time(us: int | None, near_us: int | None) -> str:
 # -- the curve -------------------------------------------------------------------------------------
 
 
-def draw_curve(points: Sequence[Point], changes: Sequence[ClockChange] = ()) -> str:
+def draw_curve(points: Sequence[CtiPoint], changes: Sequence[ClockChange] = ()) -> str:
     """Draw the CTI over the wall clock; empty with fewer than two points.
 
     If the CTI is near the wall clock, a dashed line shows the wall clock, and the gap is the delay.

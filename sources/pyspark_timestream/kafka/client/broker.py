@@ -65,7 +65,7 @@ from pyspark_timestream.kafka.options.options import (
     select_settings,
 )
 from pyspark_timestream.kafka.options.parsers import ASSIGN, EARLIEST, SUBSCRIBE
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
@@ -499,7 +499,7 @@ def _read_topic(
     descriptions: dict[str, tuple[Partition, bytes]] = {}
     try:
         for partition, end in sorted(ends.items()):
-            offset_range = Range(partition, earliest.get(partition, end), end)
+            offset_range = OffsetRange(partition, earliest.get(partition, end), end)
             for topic, value in _read_last_values(reader, offset_range, topics).items():
                 if topic in descriptions and descriptions[topic][1] != value:
                     raise _error(
@@ -517,7 +517,7 @@ def _read_topic(
 
 
 def _read_last_values(
-    reader: RangeReader, offset_range: Range, topics: Collection[str]
+    reader: RangeReader, offset_range: OffsetRange, topics: Collection[str]
 ) -> dict[str, bytes]:
     """Return the value of the last record with each key in `topics`, if it has a value."""
     keys = pa.array([topic.encode() for topic in topics], pa.binary())

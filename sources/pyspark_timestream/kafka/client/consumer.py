@@ -31,7 +31,7 @@ from pyspark_timestream.kafka.client.errors import ClientLog, error_text
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.keys import RECORD_KEYS
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 T = TypeVar("T")
 
@@ -264,7 +264,7 @@ class ColumnConsumer(Protocol):
         """Stop fetching, and free fetched records."""
 
     def poll(
-        self, offset_range: Range, position: int, needs: ColumnSet, wait_s: float
+        self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
     ) -> PollResult:
         """Return records of `offset_range` from `position` on; wait at most `wait_s` for them."""
 
@@ -314,7 +314,7 @@ class MessageConsumer:
         discard_fetched(self._consumer)
 
     def poll(
-        self, offset_range: Range, position: int, needs: ColumnSet, wait_s: float
+        self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
     ) -> PollResult:
         """See `ColumnConsumer`."""
         max_records = min(MAX_BLOCK_RECORDS, offset_range.end_exclusive - position)

@@ -65,7 +65,7 @@ from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, Record
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states, drop_clock
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 T = TypeVar("T")
 
@@ -263,7 +263,7 @@ class RangeReader:
         self._consumer = self._create_consumer()
         self._spare: ColumnConsumer | None = None
 
-    def read(self, offset_range: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
+    def read(self, offset_range: OffsetRange, needs: ColumnSet) -> Iterator[RecordBlock]:
         """Return the records of `offset_range` in blocks, in offset order.
 
         Raises:
@@ -276,7 +276,7 @@ class RangeReader:
             target = _describe(offset_range, offset_range.start_inclusive)
             raise failed_request_error(error, self._options.client, {}, 0, target) from error
 
-    def _read(self, offset_range: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
+    def _read(self, offset_range: OffsetRange, needs: ColumnSet) -> Iterator[RecordBlock]:
         position, end = offset_range.start_inclusive, offset_range.end_exclusive
         self._seek(offset_range.partition, position)
         since_s = self._clock()
@@ -393,7 +393,7 @@ class RangeReader:
         old, self._consumer = self._consumer, self._create_consumer()
         old.close()
 
-    def _poll(self, offset_range: Range, position: int, needs: ColumnSet) -> PollResult:
+    def _poll(self, offset_range: OffsetRange, position: int, needs: ColumnSet) -> PollResult:
         result = self._consumer.poll(
             offset_range, position, needs, min(_POLL_TIMEOUT_S, self._poll_timeout_s)
         )
@@ -417,7 +417,7 @@ class RangeReader:
         return self._make_consumer(self._options, config, self._log)
 
     def _resume_after_loss(
-        self, offset_range: Range, position: int, problem: ConsumerError, budget: RetryBudget
+        self, offset_range: OffsetRange, position: int, problem: ConsumerError, budget: RetryBudget
     ) -> int:
         """Return where to continue after the broker refused `position`, unless that is a loss."""
         bounds = self._confirm_bounds(offset_range, position)
@@ -443,7 +443,7 @@ class RangeReader:
         self._consumer.seek(offset_range.partition, resumed)
         return resumed
 
-    def _confirm_bounds(self, offset_range: Range, position: int) -> tuple[int, int] | None:
+    def _confirm_bounds(self, offset_range: OffsetRange, position: int) -> tuple[int, int] | None:
         """Return the partition's bounds once they are reliable."""
         # While its leader changes, a log may seem shorter than `position`, or missing. That counts
         # only if it persists after the first answer, which may have taken long.
@@ -454,7 +454,7 @@ class RangeReader:
             if (bounds and position <= bounds[1]) or not budget.pause_before_retry():
                 return bounds
 
-    def _query_bounds(self, offset_range: Range, position: int) -> tuple[int, int] | None:
+    def _query_bounds(self, offset_range: OffsetRange, position: int) -> tuple[int, int] | None:
         """Return the first offset and the end offset; None if the partition does not exist."""
         budget = self._budget(API_TIMEOUT_S)
 
@@ -479,7 +479,7 @@ class RangeReader:
         except KafkaException:
             return None
 
-    def _tolerate(self, problem: ConsumerError, offset_range: Range) -> str:
+    def _tolerate(self, problem: ConsumerError, offset_range: OffsetRange) -> str:
         """Return the text of an error that may pass or does not concern the range, or raise it."""
         error = problem.error
         if _concerns(problem, offset_range) and not classify_failure(error).may_pass:
@@ -489,7 +489,7 @@ class RangeReader:
         return str(error.str())
 
     def _check_progress(
-        self, offset_range: Range, position: int, spent_s: float, trouble: str | None
+        self, offset_range: OffsetRange, position: int, spent_s: float, trouble: str | None
     ) -> None:
         """Raise an error if waiting longer would not help."""
         # Before the first answer of a broker, wait no longer than for a connection or a login.
@@ -509,7 +509,7 @@ class RangeReader:
         return self._log.recent_failures(within_s)
 
     def _no_progress_error(
-        self, offset_range: Range, position: int, spent_s: float, answer: str | None
+        self, offset_range: OffsetRange, position: int, spent_s: float, answer: str | None
     ) -> BrokerUnreachable:
         target = _describe(offset_range, position)
         failures = self._recent_failures(spent_s)
@@ -540,16 +540,16 @@ def acquire_reader(
     return pool.acquire(key, lambda: create(options, group))
 
 
-def _describe(offset_range: Range, position: int) -> str:
+def _describe(offset_range: OffsetRange, position: int) -> str:
     partition, end = offset_range.partition, offset_range.end_exclusive
     return f"the records of {partition} from offset {position} to {end}"
 
 
-def _concerns(problem: ConsumerError, offset_range: Range) -> bool:
+def _concerns(problem: ConsumerError, offset_range: OffsetRange) -> bool:
     return (problem.topic, problem.partition) == offset_range.partition
 
 
-def _reports_loss(problem: ConsumerError, offset_range: Range) -> bool:
+def _reports_loss(problem: ConsumerError, offset_range: OffsetRange) -> bool:
     """Return whether an error means that an offset of the range's partition cannot be read."""
     lost = problem.error.code() in (KafkaError._AUTO_OFFSET_RESET, *MISSING_CODES)
     return lost and _concerns(problem, offset_range)
@@ -577,8 +577,8 @@ _FETCH_SETTINGS: Final = {
 
 
 def choose_small_ranges(
-    spans: Iterable[Range], record_bytes: Callable[[str], float | None]
-) -> list[Range]:
+    spans: Iterable[OffsetRange], record_bytes: Callable[[str], float | None]
+) -> list[OffsetRange]:
     """Choose the ranges to read at once, smallest first; none if there would be only one.
 
     Topics whose mean size of records, `record_bytes`, is unknown are left out.
@@ -606,12 +606,12 @@ def choose_small_ranges(
 def prefetch_small_ranges(
     options: KafkaOptions,
     group: str,
-    spans: Sequence[Range],
+    spans: Sequence[OffsetRange],
     needs: ColumnSet,
     read_range: ReadRange,
     *,
     stats: CompressionStats | None = None,
-    fetch: Callable[..., dict[Range, list[RecordBlock]]] | None = None,
+    fetch: Callable[..., dict[OffsetRange, list[RecordBlock]]] | None = None,
 ) -> ReadRange:
     """Wrap `read_range` to prefetch small ranges among `spans`; each is delivered once.
 
@@ -620,10 +620,10 @@ def prefetch_small_ranges(
     """
     stats = stats or get_compression_stats(options.client["bootstrap.servers"])
     fetch = fetch or fetch_ranges
-    ahead: dict[Range, list[RecordBlock]] = {}
+    ahead: dict[OffsetRange, list[RecordBlock]] = {}
     later = list(spans)
 
-    def read_ahead(offset_range: Range, columns: ColumnSet) -> Iterator[RecordBlock]:
+    def read_ahead(offset_range: OffsetRange, columns: ColumnSet) -> Iterator[RecordBlock]:
         if columns != needs:
             return read_range(offset_range, columns)
         if offset_range in later:
@@ -639,8 +639,8 @@ def prefetch_small_ranges(
 
 
 def fetch_ranges(
-    options: KafkaOptions, group: str, spans: Sequence[Range], needs: ColumnSet
-) -> dict[Range, list[RecordBlock]]:
+    options: KafkaOptions, group: str, spans: Sequence[OffsetRange], needs: ColumnSet
+) -> dict[OffsetRange, list[RecordBlock]]:
     """Fetch `spans`, and return the records of the ranges that arrived completely."""
     key = (group, *options.client.items())
     with _PREFETCHERS.acquire(key, lambda: Prefetcher(options, group)) as reader:
@@ -671,7 +671,9 @@ class Prefetcher:
         self._config: dict[str, Any] = {**consumer_config(options, group), **fetch}
         self._consumer: BoundedClient | None = None
 
-    def read(self, spans: Sequence[Range], needs: ColumnSet) -> dict[Range, list[RecordBlock]]:
+    def read(
+        self, spans: Sequence[OffsetRange], needs: ColumnSet
+    ) -> dict[OffsetRange, list[RecordBlock]]:
         """Return the records of the ranges that arrived completely, as one block or none each."""
         fetch, is_new = PartialFetch(spans), self._consumer is None
         try:
@@ -693,7 +695,7 @@ class Prefetcher:
             for offset_range, records in fetch.complete_ranges()
         }
 
-    def _collect(self, spans: Sequence[Range], fetch: "PartialFetch") -> None:
+    def _collect(self, spans: Sequence[OffsetRange], fetch: "PartialFetch") -> None:
         if self._consumer is None:
             log = ClientLog(self._options.client)
             self._consumer = open_client(self._create, self._config, log)
@@ -718,8 +720,8 @@ class Prefetcher:
 class PartialFetch:
     """The records received so far for ranges of different partitions, until an error (`failed`)."""
 
-    def __init__(self, spans: Iterable[Range]) -> None:
-        self._spans: Mapping[Partition, Range] = {
+    def __init__(self, spans: Iterable[OffsetRange]) -> None:
+        self._spans: Mapping[Partition, OffsetRange] = {
             offset_range.partition: offset_range for offset_range in spans
         }
         self._reached = {
@@ -767,7 +769,7 @@ class PartialFetch:
                     self._broken.add(partition)
         return self._reached[partition] > before
 
-    def complete_ranges(self) -> list[tuple[Range, list[Message]]]:
+    def complete_ranges(self) -> list[tuple[OffsetRange, list[Message]]]:
         """Return the ranges read to their ends, with their records and at most one more."""
         return [
             (offset_range, self._records[partition])
@@ -781,7 +783,7 @@ _PREFETCHERS: Final[Pool[Prefetcher]] = Pool(max_idle=2, idle_s=300)
 
 
 def _build_blocks(
-    offset_range: Range, records: Sequence[Message], needs: ColumnSet
+    offset_range: OffsetRange, records: Sequence[Message], needs: ColumnSet
 ) -> list[RecordBlock]:
     block = clip(build_block(records, needs), offset_range.end_exclusive) if records else None
     return [] if block is None else [block]

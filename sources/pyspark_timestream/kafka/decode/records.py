@@ -13,7 +13,7 @@ from pyspark_timestream.core.instants import INSTANT, Mask
 from pyspark_timestream.kafka.decode.where import Condition
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import OffsetRange
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -97,7 +97,7 @@ class RecordBlock(NamedTuple):
     headers: pa.Array | None = None
 
 
-ReadRange = Callable[[Range, ColumnSet], Iterator[RecordBlock]]
+ReadRange = Callable[[OffsetRange, ColumnSet], Iterator[RecordBlock]]
 
 
 def read_header(headers: pa.Array, name: str) -> pa.Array:

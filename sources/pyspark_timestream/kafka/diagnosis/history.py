@@ -1,7 +1,7 @@
 """The history of a stream: its batches, and when each was planned; and the report of its progress.
 
 It has two sources: the offset log in Spark's checkpoint (all recent batches, without log ends), and
-a query's progress (this run's batches, with log ends). Both become the same `Batch`es, and these
+a query's progress (this run's batches, with log ends). Both become the same batches, and these
 one history per stream. Files of the log that are half-written are skipped with a note.
 `build_progress` makes the report (13.5) that `read_progress` reads.
 """
@@ -32,7 +32,7 @@ _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchReport:
     """One batch of a query: when it was planned, and what its sources reported, in order.
 
     An offset is parsed JSON, and None or empty for a source that had none; a report is a
@@ -103,7 +103,7 @@ History = tuple[BatchRecord, ...]
 """The batches of one stream in order; at least one."""
 
 
-def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
+def read_offset_log(root: Path) -> tuple[dict[int, BatchReport], list[str]]:
     """Return the batches of the checkpoint `root` by number, and notes on what was left out."""
     log = root / "offsets"
     if not log.is_dir():
@@ -128,20 +128,22 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
     return finished, notes
 
 
-def read_batches(root: Path, numbers: Iterable[int]) -> tuple[dict[int, Batch], dict[int, str]]:
+def read_batches(
+    root: Path, numbers: Iterable[int]
+) -> tuple[dict[int, BatchReport], dict[int, str]]:
     """Return the batches of these entries of an offset log, and why others cannot be read."""
-    batches: dict[int, Batch] = {}
+    batches: dict[int, BatchReport] = {}
     unreadable: dict[int, str] = {}
     for number in numbers:
         try:
             entry = read_entry(root, number)
-            batches[number] = Batch(offsets=entry.offsets, planned_us=entry.planned_us)
+            batches[number] = BatchReport(offsets=entry.offsets, planned_us=entry.planned_us)
         except (OSError, ValueError, RecursionError) as error:
             unreadable[number] = str(error)
     return batches, unreadable
 
 
-def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
+def drop_skipped(batches: Mapping[int, BatchReport]) -> dict[int, BatchReport]:
     """Leave out the batches of a checkpoint that its query will never finish.
 
     A forced repartition of the state skips a failed batch: the next batch begins where the failed
@@ -163,17 +165,17 @@ def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
     return dict(sorted(finished.items()))
 
 
-def read_progress(progress: Mapping[str, Any]) -> Batch:
+def read_progress(progress: Mapping[str, Any]) -> BatchReport:
     """Return the batch that a query's progress, as parsed JSON, reports."""
     sources = progress.get("sources") or []
-    return Batch(
+    return BatchReport(
         parse_instant(progress["timestamp"]),
         tuple(parse_offset(source.get("endOffset")) for source in sources),
         tuple(parse_offset(source.get("latestOffset")) for source in sources),
     )
 
 
-def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
+def build_histories(batches: Iterable[BatchReport]) -> dict[str, History]:
     """Return the history of each Kafka stream in `batches`, which come in any order, by its id."""
     by_source: dict[str, dict[int, BatchRecord]] = {}
     for batch in batches:

@@ -40,7 +40,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.offsets.positions import name_other_unit
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step
 
@@ -58,7 +58,7 @@ _MIN_UPDATE_INTERVAL_US: Final = 1_000_000
 class SampleReader(Protocol):
     """Reads records; the client's `RangeReader` does."""
 
-    def read(self, range_: Range, columns: ColumnSet, /) -> Iterator[RecordBlock]:
+    def read(self, range_: OffsetRange, columns: ColumnSet, /) -> Iterator[RecordBlock]:
         """Read a range in blocks."""
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Warner:
     ) -> list[RecordBlock]:
         """Read the newest records, or those up to `offset`."""
         position = now.partitions[partition].start_inclusive if offset is None else offset + 1
-        newest = Range(partition, max(position - _SAMPLE_RECORDS, 0), position)
+        newest = OffsetRange(partition, max(position - _SAMPLE_RECORDS, 0), position)
         patience_ms = min(self._options.poll_timeout_ms, _MAX_SAMPLE_WAIT_MS)
         options = replace(self._options, poll_timeout_ms=patience_ms, fail_on_data_loss=True)
         reader = self._create_reader(options, group_name(options.group_prefix, now.stream))

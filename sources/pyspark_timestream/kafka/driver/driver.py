@@ -89,7 +89,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 from pyspark_timestream.kafka.offsets.tasks import join_batches
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import ReaderSchema
-from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
 from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
 from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -340,7 +340,7 @@ class StreamDriver:
         is_due = self._now_us() - self._last_filled_us >= self._options.max_delay_us
         return None if is_due else self._options.min_offsets
 
-    def find_recreated(self, offset: StreamOffset, ranges: Iterable[Range]) -> frozenset[str]:
+    def find_recreated(self, offset: StreamOffset, ranges: Iterable[OffsetRange]) -> frozenset[str]:
         """Return the topics that were created again since a batch that now runs again (9.1).
 
         Args:
@@ -648,7 +648,7 @@ class StreamDriver:
             self._last_end_states = (offset, end_states)
         return self._last_end_states[1]
 
-    def _read_again(self, offset: StreamOffset, offset_range: Range) -> PartitionClock:
+    def _read_again(self, offset: StreamOffset, offset_range: OffsetRange) -> PartitionClock:
         options, partition = self._options.as_of(offset.settings), offset_range.partition
         if recreated_topics(offset.topic_ids, self._broker.topic_ids({partition.topic})):
             # Other records have these offsets now.

@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, compute_end_clock
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -79,7 +79,7 @@ def take_end_states(offset: StreamOffset, range_ends: Mapping[Partition, RangeEn
 def find_end_states(
     offset: StreamOffset,
     metadata: Mapping[Partition, str],
-    restore: Callable[[Range], PartitionClock] | None,
+    restore: Callable[[OffsetRange], PartitionClock] | None,
     group: str,
 ) -> EndStates:
     """Find the end states of the batch `offset` in the group's metadata.
@@ -175,7 +175,7 @@ def load_end_states(
     options: KafkaOptions,
     offset: StreamOffset,
     broker: Broker,
-    restore: Callable[[Range], PartitionClock],
+    restore: Callable[[OffsetRange], PartitionClock],
 ) -> EndStates:
     """Load the clocks after the batch `offset`; `restore` reads a missing one from its records.
 
@@ -193,7 +193,9 @@ def load_end_states(
     return find_end_states(offset, metadata, restore if options.is_ordered else None, group)
 
 
-def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range) -> PartitionClock:
+def lose_clock(
+    options: KafkaOptions, offset: StreamOffset, offset_range: OffsetRange
+) -> PartitionClock:
     """Return the clock at the start of a range, because the topic of its records is gone (8.3).
 
     Raises:
@@ -212,7 +214,7 @@ def lose_clock(options: KafkaOptions, offset: StreamOffset, offset_range: Range)
 def read_again(
     options: KafkaOptions,
     offset: StreamOffset,
-    offset_range: Range,
+    offset_range: OffsetRange,
     create_reader: Callable[[KafkaOptions, str], RangeReader],
 ) -> PartitionClock:
     """Read `offset_range` again to restore a clock that no task committed.

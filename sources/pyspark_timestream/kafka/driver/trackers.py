@@ -45,7 +45,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
-from pyspark_timestream.kafka.ranges import Partition, Range, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
 from pyspark_timestream.rules.clocks import max_known, raise_cti
 
@@ -366,7 +366,7 @@ class CtiImporter:
     def _read_partition(
         self, partition: Partition, progress: ImportedPartition, end: int
     ) -> ImportedPartition:
-        offset_range = Range(partition, progress.position, end)
+        offset_range = OffsetRange(partition, progress.position, end)
         if offset_range.size <= 0:
             return progress
         for clock, ctis_us in follow_clock(

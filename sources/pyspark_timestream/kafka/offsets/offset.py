@@ -24,8 +24,8 @@ from pyspark_timestream.kafka.offsets.changes import ClockChange, find_bad_value
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
 from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import (
+    OffsetRange,
     Partition,
-    Range,
     assign_tasks,
     group_by_topic,
     list_by_partition,
@@ -293,10 +293,10 @@ class StreamOffset:
     unpinned: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[ClockChange, ...] = ()
 
-    def ranges(self) -> list[Range]:
+    def ranges(self) -> list[OffsetRange]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
         return [
-            Range(partition, partition_offset.start_inclusive, partition_offset.end_exclusive)
+            OffsetRange(partition, partition_offset.start_inclusive, partition_offset.end_exclusive)
             for partition, partition_offset in sorted(self.partitions.items())
         ]
 
@@ -305,7 +305,7 @@ class StreamOffset:
         """Return whether the batch has offsets to read."""
         return any(partition.size > 0 for partition in self.partitions.values())
 
-    def groups(self) -> list[list[Range]]:
+    def groups(self) -> list[list[OffsetRange]]:
         """Return the batch's non-empty ranges, one list per task."""
         return assign_tasks(self.ranges(), self.tasks)
 

@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.offsets.changes import ClockChange, settings_befor
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.positions import check_order
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range, TaskPlan, TaskRange, cut_ranges
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange, cut_ranges
 from pyspark_timestream.rules.clocks import PartitionClock, find_min_of_others
 
 Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
@@ -68,7 +68,7 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     return plans
 
 
-def _plan_range(offset_range: Range, partition_offset: PartitionOffset) -> TaskRange:
+def _plan_range(offset_range: OffsetRange, partition_offset: PartitionOffset) -> TaskRange:
     return TaskRange(offset_range, partition_offset.clock, end_cti_us=partition_offset.end_cti_us)
 
 
@@ -174,7 +174,7 @@ def join_batches(
         ]
         joined_partitions[partition] = dataclasses.replace(partition_offset, start_inclusive=begin)
         task_ranges[partition] = TaskRange(
-            Range(partition, begin, partition_offset.end_exclusive),
+            OffsetRange(partition, begin, partition_offset.end_exclusive),
             clocks.get(partition, PartitionClock()),
             forced_ctis=tuple(forced_ctis),
             changes=tuple(
@@ -221,7 +221,7 @@ def _empty(task_range: TaskRange) -> TaskRange:
     partition, begin, _ = task_range.offsets
     return dataclasses.replace(
         task_range,
-        offsets=Range(partition, begin, begin),
+        offsets=OffsetRange(partition, begin, begin),
         warm_up=None,
         forced_ctis=tuple((begin, us) for _, us in task_range.forced_ctis),
         changes=tuple((begin, settings) for _, settings in task_range.changes),
@@ -282,7 +282,8 @@ def slice_read(
     """
     check_order(options, starts, stops)
     spans = [
-        Range(partition, start, stops[partition]) for partition, start in sorted(starts.items())
+        OffsetRange(partition, start, stops[partition])
+        for partition, start in sorted(starts.items())
     ]
     ranges = _open_outer_ends(cut_ranges(spans, options.min_partitions, options.max_records))
     count = max(len(ranges), min(len(spans), MAX_SPARE_TASKS), 1)
@@ -337,8 +338,8 @@ def plan_slice(
         stop = stops[partition]
         _, begin_at, end_at = open_ranges.get(partition, OpenRange(partition, None, None))
         begin = start if begin_at is None else max(begin_at, start)
-        offset_range = Range(partition, begin, stop if end_at is None else min(end_at, stop))
-        warm_up = Range(partition, start, begin)
+        offset_range = OffsetRange(partition, begin, stop if end_at is None else min(end_at, stop))
+        warm_up = OffsetRange(partition, start, begin)
         has_warm_up = warm_up.size > 0 and options.is_ordered
         if offset_range.size > 0:
             task_ranges.append(
@@ -353,7 +354,7 @@ def plan_slice(
     )
 
 
-def _open_outer_ends(ranges: list[Range]) -> list[OpenRange]:
+def _open_outer_ends(ranges: list[OffsetRange]) -> list[OpenRange]:
     """Open the first start and the last end of each partition."""
     begins = {offset_range.partition: offset_range for offset_range in reversed(ranges)}
     ends = {offset_range.partition: offset_range for offset_range in ranges}

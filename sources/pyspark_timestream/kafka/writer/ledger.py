@@ -59,7 +59,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """The last batch that an owner has written."""
 
     batch: int
@@ -71,7 +71,7 @@ class Entry:
     def encode(self) -> tuple[int, str]:
         """Return the offset to commit, and its metadata.
 
-        >>> Entry(4, rows=2).encode()
+        >>> LedgerEntry(4, rows=2).encode()
         (5, '{"rows": 2, "version": 1}')
         """
         fields = {"rows": self.rows, "mark_us": self.mark_us, "version": 1}
@@ -79,7 +79,7 @@ class Entry:
         return self.batch + 1, json.dumps(known, sort_keys=True)
 
     @classmethod
-    def decode(cls, offset: int, metadata: str | None) -> "Entry | None":
+    def decode(cls, offset: int, metadata: str | None) -> "LedgerEntry | None":
         """Read the result of `encode`; None if nothing was committed."""
         if offset <= 0:
             return None
@@ -91,7 +91,7 @@ class Entry:
         return cls(offset - 1, fields.get("rows"), fields.get("mark_us"))
 
 
-def check_written(last_entry: Entry | None, batch: int, owner: Owner) -> bool:
+def check_written(last_entry: LedgerEntry | None, batch: int, owner: Owner) -> bool:
     """Return whether the owner has written the batch already; refuse one before its last."""
     if last_entry is None or last_entry.batch < batch:
         return False
@@ -110,7 +110,7 @@ def _later_batch_error(last_batch: int, batch: int, place: str) -> ReplayDiffers
     )
 
 
-def check_rows(last_entry: Entry, rows: int, owner: Owner) -> None:
+def check_rows(last_entry: LedgerEntry, rows: int, owner: Owner) -> None:
     """Check that a batch that is written already still has the same number of rows."""
     if last_entry.rows is not None and last_entry.rows != rows:
         raise ReplayDiffers(
@@ -121,7 +121,9 @@ def check_rows(last_entry: Entry, rows: int, owner: Owner) -> None:
         )
 
 
-def check_other_tasks(entries: Mapping[int, Entry], batch: int, with_rows: Collection[int]) -> None:
+def check_other_tasks(
+    entries: Mapping[int, LedgerEntry], batch: int, with_rows: Collection[int]
+) -> None:
     """Check that no task without rows has written the batch in an earlier attempt.
 
     Tasks in `with_rows` have rows in this attempt; each has checked its own entry.

@@ -168,7 +168,7 @@ def _check_headers(headers: pa.Array, header: str | None) -> None:
         )
 
 
-class Block(NamedTuple):
+class MessageBlock(NamedTuple):
     """The arguments of `BatchTransaction.send` for the rows of one topic."""
 
     messages: list[dict[str, Any]]
@@ -210,14 +210,14 @@ class TaskRows:
         self._blocks = chain(first_rows, self._unread)
         return bool(first_rows)
 
-    def next_block(self) -> Block | None:
+    def next_block(self) -> MessageBlock | None:
         """Return the messages of the next block with rows of data; None at the end."""
         block = next(self._blocks, None)
         if block is None:
             return None
         rows, topic = block
         self.count += rows.num_rows
-        return Block(build_messages(rows, self._header), rows.nbytes, topic)
+        return MessageBlock(build_messages(rows, self._header), rows.nbytes, topic)
 
     def rewind(self) -> bool:
         """Go back to the first row; False if some rows are no longer kept."""

@@ -45,7 +45,7 @@ from pyspark_timestream.errors import (
 )
 from pyspark_timestream.kafka.writer.ledger import (
     MARKS,
-    Entry,
+    LedgerEntry,
     Owner,
     check_other_tasks,
     check_rows,
@@ -119,7 +119,7 @@ class _OpenProducer:
 
     run_id: str
     transaction: BatchTransaction
-    last: Entry | None
+    last: LedgerEntry | None
 
 
 class BatchCommits:
@@ -143,7 +143,7 @@ class BatchCommits:
             return None if task in with_rows else task
 
         offsets = repeat(lambda: read_entries(options.client, options.topic, find_task))
-        decoded = {task: Entry.decode(*offset) for task, offset in offsets.items()}
+        decoded = {task: LedgerEntry.decode(*offset) for task, offset in offsets.items()}
         entries = {task: entry for task, entry in decoded.items() if entry is not None}
         check_other_tasks(entries, batch, with_rows)
         self._checked[key] = run.run_id
@@ -173,12 +173,12 @@ class BatchCommits:
                 writer = Writer(options.writer, options.header)
                 is_final = mark_us == FINAL_US
                 headers = writer.close_mark(mark_us) if is_final else writer.mark(mark_us)
-                _write_entry(producer, headers, Entry(batch, mark_us=mark_us))
+                _write_entry(producer, headers, LedgerEntry(batch, mark_us=mark_us))
                 _LOG.debug("batch %d: mark %s", batch, format_instant(mark_us))
             elif is_new:
                 # Write an entry, which shows other processes that their producers are fenced.
                 assert producer.last is not None
-                _write_entry(producer, None, Entry(batch, mark_us=producer.last.mark_us))
+                _write_entry(producer, None, LedgerEntry(batch, mark_us=producer.last.mark_us))
         except BaseException:
             self._close(key)
             raise
@@ -192,13 +192,13 @@ class BatchCommits:
         if (
             producer is not None
             and producer.run_id == run.run_id
-            and Entry.decode(*producer.transaction.read_entry()) == producer.last
+            and LedgerEntry.decode(*producer.transaction.read_entry()) == producer.last
         ):
             return producer, False
         self._close(key)
         transaction = _open_transaction(options, owner)
         producer = self._producers[key] = _OpenProducer(run.run_id, transaction, None)
-        producer.last = Entry.decode(*producer.transaction.read_entry())
+        producer.last = LedgerEntry.decode(*producer.transaction.read_entry())
         return producer, True
 
     def _close(self, key: tuple[Any, ...]) -> None:
@@ -230,7 +230,7 @@ def _open_transaction(options: KafkaWriteOptions, owner: Owner) -> BatchTransact
     return BatchTransaction(options.client, options.topic, owner.transactional_id, owner.group)
 
 
-def _write_entry(producer: _OpenProducer, headers: Headers | None, entry: Entry) -> None:
+def _write_entry(producer: _OpenProducer, headers: Headers | None, entry: LedgerEntry) -> None:
     with producer.transaction.open():
         if headers is not None:
             producer.transaction.send_marks(headers)
@@ -433,7 +433,7 @@ def _write(options: KafkaWriteOptions, owner: Owner, batch: int, rows: TaskRows)
     """Write the rows in one transaction, unless their owner has written the batch already."""
     transaction = _open_transaction(options, owner)
     try:
-        last_entry = Entry.decode(*transaction.read_entry())
+        last_entry = LedgerEntry.decode(*transaction.read_entry())
         if last_entry is not None and check_written(last_entry, batch, owner):
             while rows.next_block():
                 pass
@@ -442,7 +442,7 @@ def _write(options: KafkaWriteOptions, owner: Owner, batch: int, rows: TaskRows)
         with transaction.open():
             while block := rows.next_block():
                 transaction.send(*block)
-            transaction.commit(*Entry(batch, rows=rows.count).encode())
+            transaction.commit(*LedgerEntry(batch, rows=rows.count).encode())
     finally:
         transaction.close()
 

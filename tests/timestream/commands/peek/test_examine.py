@@ -12,7 +12,7 @@ from schema_registry import Mode, serve_schema_registry
 from timestream.builders import at, block
 
 from pyspark_timestream.commands.peek.command import format_report, format_snippet, to_json
-from pyspark_timestream.commands.peek.detect import Sample
+from pyspark_timestream.commands.peek.detect import TopicSample
 from pyspark_timestream.commands.peek.examine import examine
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
@@ -28,7 +28,7 @@ BEGAN_MS = 1_700_000_000_000
 
 def look(*values, given=(), **more):
     more.setdefault("timestamps_ms", [BEGAN_MS + n * 1_000 for n in range(len(values))])
-    sample = Sample("topic", 1, len(values), ((at(0), block(*values, **more)),))
+    sample = TopicSample("topic", 1, len(values), ((at(0), block(*values, **more)),))
     return examine(sample, {**GIVEN, **dict(given)})
 
 

@@ -16,14 +16,14 @@ from timestream.histories import NOON, SECOND, history, share, state
 from pyspark_timestream.commands.watch import follow
 from pyspark_timestream.commands.watch.follow import (
     CheckpointFollower,
-    Point,
+    CtiPoint,
     QueryLog,
     rank_partitions,
     thin_curve,
 )
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.kafka.diagnosis.history import Batch
+from pyspark_timestream.kafka.diagnosis.history import BatchReport
 
 HELD = [share(state(5)), share(state(1))]
 
@@ -85,7 +85,7 @@ def test_the_status_says_what_a_checkpoint_can_know(finished, now_s, runs, statu
     for moment in running(2):
         number = moment.offset.number
         done_us = moment.planned_us + 1 if number in finished else None
-        log.add(number, Batch(moment.planned_us, (moment.offset.to_json(),)), done_us)
+        log.add(number, BatchReport(moment.planned_us, (moment.offset.to_json(),)), done_us)
     assert log.view(NOON + now_s * SECOND, runs=runs).status == status
 
 
@@ -191,7 +191,7 @@ def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monke
     view = follower.look(NOON)
     assert [each.number for each in view.triggers] == list(range(140, 150))
     (stream,) = view.streams
-    assert set(stream.curve) <= {Point(m.planned_us, m.offset.cti_us) for m in moments}
+    assert set(stream.curve) <= {CtiPoint(m.planned_us, m.offset.cti_us) for m in moments}
     assert stream.curve[0].planned_us == NOON
     assert list(stream.curve) == sorted(stream.curve)
     assert 30 <= len(stream.curve) <= 50
@@ -199,7 +199,7 @@ def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monke
     (grown,) = follower.look(NOON).streams
     assert grown.curve == (
         *stream.curve,
-        *(Point(m.planned_us, m.offset.cti_us) for m in moments[150:]),
+        *(CtiPoint(m.planned_us, m.offset.cti_us) for m in moments[150:]),
     )
 
 
@@ -217,7 +217,7 @@ def test_what_is_kept_is_bounded_however_long_a_query_runs(monkeypatch):
     monkeypatch.setattr(follow, "MAX_POINTS", 50)
     log = QueryLog("q")
     for moment in running(500, late=1):
-        batch = Batch(moment.planned_us, (moment.offset.to_json(),))
+        batch = BatchReport(moment.planned_us, (moment.offset.to_json(),))
         log.add(moment.offset.number, batch, moment.planned_us)
     view = log.view(NOON)
     assert len(view.triggers) == follow.MAX_BATCHES
@@ -229,7 +229,7 @@ def test_what_is_kept_is_bounded_however_long_a_query_runs(monkeypatch):
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=300), st.integers(4, 50))
 def test_a_thinner_curve_keeps_its_ends_and_is_a_part_of_the_whole(times, most):
-    points = [Point(us, us) for us in sorted(times)]
+    points = [CtiPoint(us, us) for us in sorted(times)]
     thinned = thin_curve(points, most)
     assert len(thinned) <= most
     assert thinned[0].planned_us == points[0].planned_us
@@ -243,7 +243,7 @@ def test_a_batch_that_is_reported_again_is_one(tmp_path):
     for moment in [*running(3), *running(3)[1:]]:
         log.add(
             moment.offset.number,
-            Batch(moment.planned_us, (moment.offset.to_json(),)),
+            BatchReport(moment.planned_us, (moment.offset.to_json(),)),
             moment.planned_us,
         )
     view = log.view(NOON)

@@ -18,12 +18,12 @@ from timestream.histories import NOON, SECOND, history, share, state
 from pyspark_timestream.__main__ import main
 from pyspark_timestream.commands.watch import command, live
 from pyspark_timestream.commands.watch.command import add_arguments, format_text, to_json
-from pyspark_timestream.commands.watch.follow import Point, QueryLog
+from pyspark_timestream.commands.watch.follow import CtiPoint, QueryLog
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
 from pyspark_timestream.commands.watch.page import draw_curve, render_sections
 from pyspark_timestream.core.report import cell_width, escape_controls
 from pyspark_timestream.core.serving import PageServer, digest, render_shell
-from pyspark_timestream.kafka.diagnosis.history import Batch
+from pyspark_timestream.kafka.diagnosis.history import BatchReport
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -116,7 +116,7 @@ def test_a_diagnosis_is_a_sentence_and_its_fix_is_named():
 
 
 def test_a_change_of_options_is_marked_on_the_curve_where_its_cti_was():
-    points = [Point(NOON + n * SECOND, NOON + (n - 5) * SECOND) for n in range(11)]
+    points = [CtiPoint(NOON + n * SECOND, NOON + (n - 5) * SECOND) for n in range(11)]
     change = ClockChange(5, NOON, {"ctiDelay": "5 seconds"}, {"ctiDelay": "1 minute"})
     html = draw_curve(points, [change])
     (mark,) = re.findall('<line class="change" x1="([0-9.]+)"', html)
@@ -306,7 +306,7 @@ def test_partitions_of_several_topics_keep_their_numbers_in_a_narrow_terminal():
     parts = dict(zip(topics, moment.offset.partitions.values(), strict=True))
     split = {Partition(topic, 31): each for topic, each in parts.items()}
     offset = replace(moment.offset, partitions=split)
-    log.add(0, Batch(NOON, (offset.to_json(),)), NOON)
+    log.add(0, BatchReport(NOON, (offset.to_json(),)), NOON)
     lines = format_text([log.view(NOON)], NOON, 40)
     assert sum(" 31 " in line for line in lines) == 2
     assert all(cell_width(line) <= 40 for line in lines)

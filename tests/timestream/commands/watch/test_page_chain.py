@@ -14,7 +14,7 @@ from timestream.histories import NOON, SECOND, share, state
 from pyspark_timestream.commands.watch.command import StoreReader, format_text, to_json
 from pyspark_timestream.commands.watch.follow import CheckpointFollower, QueryEnds
 from pyspark_timestream.commands.watch.page import (
-    StoreFacts,
+    ChainStore,
     build_chain,
     render_chain,
     render_sections,
@@ -46,8 +46,8 @@ def hops_of(views, stores=()):
     }
 
 
-HOURS = StoreFacts("id1", "/hours", NOON + 20 * SECOND)
-DAYS = StoreFacts("id2", "/days", NOON - MINUTE)
+HOURS = ChainStore("id1", "/hours", NOON + 20 * SECOND)
+DAYS = ChainStore("id2", "/days", NOON - MINUTE)
 
 
 def test_each_hop_is_as_far_behind_as_its_clocks_are_apart():

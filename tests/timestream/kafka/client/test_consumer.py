@@ -18,7 +18,7 @@ from pyspark_timestream.kafka.client.native import consumer as native_consumer
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 THERE, NOT_THERE = Partition("t", 0), Partition("t", 99)
 
@@ -77,7 +77,7 @@ def test_a_consumer_that_was_closed_is_refused(path: str) -> None:
     for use in (
         lambda: consumer.seek(THERE, 0),
         consumer.pause,
-        lambda: consumer.poll(Range(THERE, 0, 1), 0, ColumnSet(), 0.01),
+        lambda: consumer.poll(OffsetRange(THERE, 0, 1), 0, ColumnSet(), 0.01),
         lambda: consumer.query_bounds(THERE, 0.01),
         lambda: consumer.is_connected(0.01),
         lambda: consumer.commit_offsets({THERE: (1, "")}),
@@ -103,7 +103,7 @@ def test_read_without_a_broker_fails_in_time_with_the_reason(
     reader, began_s = RangeReader(options(**given), "g"), time.monotonic()
     try:
         with pytest.raises(BrokerUnreachable) as failure:
-            list(reader.read(Range(THERE, 0, 9), ColumnSet()))
+            list(reader.read(OffsetRange(THERE, 0, 9), ColumnSet()))
     finally:
         reader.close()
     assert time.monotonic() - began_s < 15

@@ -20,9 +20,9 @@ from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_re
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
-SPAN = Range(Partition("t", 0), 10, 20)
+SPAN = OffsetRange(Partition("t", 0), 10, 20)
 
 
 class Clock:
@@ -94,7 +94,7 @@ class Scripted:
     def pause(self) -> None:
         self.paused += 1
 
-    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
+    def poll(self, span: OffsetRange, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
         return next(self._script)
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
@@ -306,7 +306,7 @@ def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails() -> N
         return made[-1]
 
     acquire = acquiring(new_consumer)
-    later = Range(SPAN.partition, 20, 30)
+    later = OffsetRange(SPAN.partition, 20, 30)
     for span in (SPAN, later, SPAN):
         with acquire() as reader:
             assert list(reader.read(span, ColumnSet())) == []

@@ -28,10 +28,10 @@ from pyspark_timestream.kafka.client.range_reader import (
 )
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 PART = Partition("t", 0)
-SPAN = Range(PART, 10, 20)
+SPAN = OffsetRange(PART, 10, 20)
 OFFSETS = pa.array(range(30))
 """Made here, because the first array of a process imports pandas, and no call waits for that."""
 
@@ -218,7 +218,7 @@ class Records:
     def pause(self) -> None:
         self.cluster.meet("pause")
 
-    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
+    def poll(self, span: OffsetRange, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
         assert self.at == position
         self.cluster.meet("poll")
         self.at += 2
@@ -303,7 +303,7 @@ def test_small_ranges_whose_calls_never_return_are_read_one_by_one(cluster: Clus
             cluster.meet("close")
 
     reader = Prefetcher(options(), "g", create=Fetching, max_stall_s=0.1)
-    spans = [Range(Partition("t", number), 0, 2) for number in range(2)]
+    spans = [OffsetRange(Partition("t", number), 0, 2) for number in range(2)]
     for number, name in enumerate(("assign", "consume", "unassign"), 1):
         cluster.hanging[name] = 1
         began_s = time.monotonic()

@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.client.range_reader import (
 )
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 
 @dataclass
@@ -55,12 +55,12 @@ def end(number: int, at: int) -> Said:
     return Said(part(number), at, KafkaError._PARTITION_EOF)
 
 
-def offsets(records: Sequence[Said], span: Range) -> list[int]:
+def offsets(records: Sequence[Said], span: OffsetRange) -> list[int]:
     return [record.at for record in records if record.at < span.end_exclusive]
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> tuple[list[Range], dict[Partition, list[Said]]]:
+def logs(draw: st.DrawFn) -> tuple[list[OffsetRange], dict[Partition, list[Said]]]:
     """Ranges, and what a consumer gives from each one's start on: gaps, an end or more records."""
     spans, given_by = [], {}
     for number in range(draw(st.integers(1, 4))):
@@ -68,7 +68,7 @@ def logs(draw: st.DrawFn) -> tuple[list[Range], dict[Partition, list[Said]]]:
         there = sorted(draw(st.sets(st.integers(start, start + size + 3))))
         stops_at = draw(st.integers(start + size, start + size + 4))
         records = [Said(part(number), at) for at in there if at < stops_at]
-        spans.append(Range(part(number), start, start + size))
+        spans.append(OffsetRange(part(number), start, start + size))
         given_by[part(number)] = [*records, end(number, stops_at)]
     return spans, given_by
 
@@ -76,7 +76,7 @@ def logs(draw: st.DrawFn) -> tuple[list[Range], dict[Partition, list[Said]]]:
 @given(logs(), st.data())
 @settings(max_examples=150)
 def test_a_range_is_whole_when_all_below_its_end_has_come(
-    world: tuple[list[Range], dict[Partition, list[Said]]], data: st.DataObject
+    world: tuple[list[OffsetRange], dict[Partition, list[Said]]], data: st.DataObject
 ) -> None:
     spans, given_by = world
     arrivals = PartialFetch(spans)
@@ -108,7 +108,7 @@ def test_a_range_is_whole_when_all_below_its_end_has_come(
 
 
 def test_fetch_with_an_error_keeps_only_complete_ranges() -> None:
-    done, not_done = Range(part(0), 0, 2), Range(part(1), 0, 2)
+    done, not_done = OffsetRange(part(0), 0, 2), OffsetRange(part(1), 0, 2)
     for place in (part(1), (None, None)):
         arrivals = PartialFetch([done, not_done])
         arrivals.add([Said(part(0), 0), Said(part(0), 1), Said(part(1), 0)])
@@ -120,7 +120,7 @@ def test_fetch_with_an_error_keeps_only_complete_ranges() -> None:
 
 
 def test_records_after_an_error_do_not_complete_a_range() -> None:
-    spans = [Range(part(0), 0, 3), Range(part(1), 0, 2)]
+    spans = [OffsetRange(part(0), 0, 3), OffsetRange(part(1), 0, 2)]
     wrong = [Said(part(number), 1, KafkaError._BAD_MSG) for number in range(2)]
     arrivals = PartialFetch(spans)
     arrivals.add([Said(part(0), 0), wrong[0], Said(part(0), 2)])
@@ -130,31 +130,35 @@ def test_records_after_an_error_do_not_complete_a_range() -> None:
 
 
 def test_the_end_of_a_log_that_became_shorter_makes_nothing_whole() -> None:
-    arrivals = PartialFetch([Range(part(0), 3, 9)])
+    arrivals = PartialFetch([OffsetRange(part(0), 3, 9)])
     arrivals.add([Said(part(0), 3), end(0, 4)])
     assert arrivals.complete_ranges() == []
     assert arrivals.missing_offsets == 5
 
 
 def test_large_records_end_the_reading_ahead() -> None:
-    arrivals = PartialFetch([Range(part(0), 0, 2), Range(part(1), 0, 2)])
+    arrivals = PartialFetch([OffsetRange(part(0), 0, 2), OffsetRange(part(1), 0, 2)])
     arrivals.add([Said(part(0), 0, size=2**30)])
     assert arrivals.missing_offsets == 0
     assert arrivals.complete_ranges() == []
 
 
 def test_ranges_are_read_ahead_the_smallest_first_as_far_as_memory_allows() -> None:
-    large, small, tiny = Range(part(0), 0, 19_990), Range(part(1), 0, 30), Range(part(2), 5, 7)
-    assert choose_small_ranges([large, small, tiny, Range(part(3), 4, 4)], tiny_records) == [
+    large, small, tiny = (
+        OffsetRange(part(0), 0, 19_990),
+        OffsetRange(part(1), 0, 30),
+        OffsetRange(part(2), 5, 7),
+    )
+    assert choose_small_ranges([large, small, tiny, OffsetRange(part(3), 4, 4)], tiny_records) == [
         tiny,
         small,
     ]
     assert choose_small_ranges([large, small], tiny_records) == []
-    assert choose_small_ranges([Range(part(0), 0, 10)], tiny_records) == []
+    assert choose_small_ranges([OffsetRange(part(0), 0, 10)], tiny_records) == []
 
 
 def test_a_partition_that_is_read_in_two_parts_is_not_read_ahead() -> None:
-    spans = [Range(part(0), 0, 2), Range(part(0), 2, 4), Range(part(1), 0, 1)]
+    spans = [OffsetRange(part(0), 0, 2), OffsetRange(part(0), 2, 4), OffsetRange(part(1), 0, 1)]
     assert choose_small_ranges(spans, tiny_records) == []
 
 
@@ -163,7 +167,7 @@ def tiny_records(topic: str) -> float | None:
 
 
 def test_records_of_unknown_size_and_too_large_ones_are_not_read_at_once() -> None:
-    spans = [Range(part(number), 0, 10) for number in range(4)]
+    spans = [OffsetRange(part(number), 0, 10) for number in range(4)]
     assert choose_small_ranges(spans, lambda _: None) == []
     assert choose_small_ranges(spans, lambda _: 1_000_000.0) == spans[:3]
     assert choose_small_ranges(spans, lambda _: 10_000_000.0) == []
@@ -172,19 +176,19 @@ def test_records_of_unknown_size_and_too_large_ones_are_not_read_at_once() -> No
 def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once() -> None:
     known, in_turn, at_once = CompressionStats(), [], []
 
-    def read(span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
+    def read(span: OffsetRange, needs: ColumnSet) -> Iterator[RecordBlock]:
         in_turn.append(span.partition.number)
         known.note("t", 0, 50, 10)
         return iter(())
 
     def read_at_once(
-        options: object, group: str, spans: Sequence[Range], needs: ColumnSet
-    ) -> dict[Range, list[RecordBlock]]:
+        options: object, group: str, spans: Sequence[OffsetRange], needs: ColumnSet
+    ) -> dict[OffsetRange, list[RecordBlock]]:
         at_once.append([span.partition.number for span in spans])
         return {span: [] for span in spans[1:]}
 
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
-    spans = [Range(part(number), 0, 2) for number in range(5)]
+    spans = [OffsetRange(part(number), 0, 2) for number in range(5)]
     reading = prefetch_small_ranges(
         given, "g", spans, ColumnSet(), read, stats=known, fetch=read_at_once
     )
@@ -198,15 +202,15 @@ def test_prefetch_waits_until_held_ranges_are_delivered() -> None:
     at_once: list[int] = []
 
     def read_at_once(
-        options: object, group: str, spans: Sequence[Range], needs: ColumnSet
-    ) -> dict[Range, list[RecordBlock]]:
+        options: object, group: str, spans: Sequence[OffsetRange], needs: ColumnSet
+    ) -> dict[OffsetRange, list[RecordBlock]]:
         at_once.append(len(spans))
         return {span: [] for span in spans}
 
     known = CompressionStats()
     known.note("t", 0, 10_000_000, 10)
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
-    spans = [Range(part(number), 0, 1) for number in range(100)]
+    spans = [OffsetRange(part(number), 0, 1) for number in range(100)]
     reading = prefetch_small_ranges(
         given, "g", spans, ColumnSet(), lambda *_: iter(()), stats=known, fetch=read_at_once
     )
@@ -246,7 +250,7 @@ def test_paused_consumer_frees_records_fetched_past_a_range() -> None:
     consumer = MessageConsumer({}, ClientLog({}), create=lambda *_, **__: fetcher)
     consumer.seek(part(0), 0)
     fetcher.queue = [Said(part(0), at) for at in range(9)]
-    assert consumer.poll(Range(part(0), 0, 2), 0, ColumnSet(), 1).reached == 2
+    assert consumer.poll(OffsetRange(part(0), 0, 2), 0, ColumnSet(), 1).reached == 2
     consumer.pause()
     assert (fetcher.state, fetcher.queue) == ("at rest", [])
 
@@ -257,7 +261,7 @@ def test_errors_among_records_are_separated() -> None:
     consumer.seek(part(0), 0)
     wrong = Said(part(0), 1, KafkaError._BAD_MSG)
     fetcher.queue = [Said(part(0), 0), wrong, Said(part(0), 2), end(0, 5)]
-    taken = consumer.poll(Range(part(0), 0, 5), 0, ColumnSet(), 1)
+    taken = consumer.poll(OffsetRange(part(0), 0, 5), 0, ColumnSet(), 1)
     assert (taken.block.offsets.to_pylist(), taken.reached) == ([0, 2], 5)
     assert [(p.error.code(), p.offset) for p in taken.errors] == [(KafkaError._BAD_MSG, 1)]
 
@@ -271,7 +275,7 @@ def test_a_slow_first_connection_serves_the_next_batch() -> None:
         create=lambda config, logger: made.append(Fetcher(config, logger)) or made[-1],
         clock=lambda: made[-1].now_s if made else 0,
     )
-    spans = [Range(part(number), 0, 2) for number in range(2)]
+    spans = [OffsetRange(part(number), 0, 2) for number in range(2)]
     assert reader.read(spans, ColumnSet()) == {}
     (fetcher,) = made
     assert (fetcher.state, fetcher.now_s > 0.9) == ("at rest", True)
@@ -311,7 +315,7 @@ def test_broker_that_goes_away_completes_no_range_in_time() -> None:
     (where,) = server.list_topics(timeout=60).brokers.values()
     given = {"kafka.bootstrap.servers": f"{where.host}:{where.port}", "kafka.log_level": "0"}
     reader = Prefetcher(read_kafka_options({**given, "subscribe": "t"}), "g")
-    spans = [Range(part(number), 2, 5) for number in range(4)]
+    spans = [OffsetRange(part(number), 2, 5) for number in range(4)]
     try:
         deadline_s = time.monotonic() + 60
         found = reader.read(spans, ColumnSet(values=True))

@@ -8,7 +8,7 @@ from timestream.builders import at
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
 from pyspark_timestream.kafka.diagnosis.history import (
-    Batch,
+    BatchReport,
     build_histories,
     count_remaining,
     drop_skipped,
@@ -33,7 +33,7 @@ def report(first, lag):
 def test_a_batch_that_a_repartition_skipped_is_left_out():
     """Batch 2 failed; 3 is the repartition's, with the offset of 1, and 4 goes on from there."""
     batches = {
-        at: Batch(at, (None, offset(number).to_json()))
+        at: BatchReport(at, (None, offset(number).to_json()))
         for at, number in enumerate([0, 1, 2, 1, 2, 3])
     }
     assert list(drop_skipped(batches)) == [0, 1, 3, 4, 5]
@@ -53,8 +53,8 @@ def test_progress_gives_offset_and_log_ends_as_text_or_parsed(encode):
 
 
 def test_both_witnesses_of_a_batch_make_one_moment_whose_time_the_first_names():
-    logged = [Batch(n, (offset(n).to_json(),)) for n in (2, 1)]
-    told = Batch(1, (offset(2).to_json(),), (report(10, 8),))
+    logged = [BatchReport(n, (offset(n).to_json(),)) for n in (2, 1)]
+    told = BatchReport(1, (offset(2).to_json(),), (report(10, 8),))
     (first, second) = build_histories([*logged, told])["me"]
     assert (first.planned_us, first.offset.number, first.readable_ends) == (1, 1, {})
     assert (second.planned_us, second.offset.number, second.readable_ends) == (2, 2, {at(0): 18})
@@ -62,33 +62,33 @@ def test_both_witnesses_of_a_batch_make_one_moment_whose_time_the_first_names():
 
 
 def test_log_ends_are_remembered_where_a_later_batch_has_none():
-    told = Batch(1, (offset(1).to_json(),), (report(5, 8),))
-    assert count_remaining(build_histories([told, Batch(2, (offset(2).to_json(),))])["me"]) == {
-        at(0): 0
-    }
-    assert count_remaining(build_histories([Batch(2, (offset(2).to_json(),))])["me"]) == {}
+    told = BatchReport(1, (offset(1).to_json(),), (report(5, 8),))
+    assert count_remaining(
+        build_histories([told, BatchReport(2, (offset(2).to_json(),))])["me"]
+    ) == {at(0): 0}
+    assert count_remaining(build_histories([BatchReport(2, (offset(2).to_json(),))])["me"]) == {}
 
 
 def test_streams_are_kept_apart_and_other_sources_are_left_out():
     foreign = [None, INITIAL_OFFSET, {"topic": {"0": 5}}, 17, "text", [1]]
-    batch = Batch(1, (offset(0, "a").to_json(), *foreign, offset(0, "b").to_json()))
+    batch = BatchReport(1, (offset(0, "a").to_json(), *foreign, offset(0, "b").to_json()))
     assert list(build_histories([batch])) == ["a", "b"]
 
 
 def test_a_newer_format_is_refused_by_name():
     newer = {**offset().to_json(), "version": 99}
     with pytest.raises(CheckpointMismatch, match="format version 99"):
-        build_histories([Batch(1, (newer,))])
+        build_histories([BatchReport(1, (newer,))])
 
 
 def test_a_damaged_offset_is_refused_by_its_stream():
     damaged = {**offset().to_json(), "partitions": {"topic": {"0": {"from": 1}}}}
     with pytest.raises(CheckpointUnreadable, match="'me' is damaged"):
-        build_histories([Batch(1, (damaged,))])
+        build_histories([BatchReport(1, (damaged,))])
 
 
 def test_since_is_the_first_of_the_last_moments_alike():
-    moments = build_histories([Batch(n, (offset(n).to_json(),)) for n in range(5)])["me"]
+    moments = build_histories([BatchReport(n, (offset(n).to_json(),)) for n in range(5)])["me"]
     assert find_unchanged_since(moments, lambda m: m.offset.number not in (0, 2)) == 3
     assert find_unchanged_since(moments, lambda m: m.offset.number < 4) is None
 
@@ -100,7 +100,7 @@ def test_holders_are_those_without_a_cti_else_the_least_and_never_the_idle():
             for name, (cti, idle) in clocks.items()
         }
         value = StreamOffset("me", {}, 1, shares).to_json()
-        return build_histories([Batch(0, (value,))])["me"][0]
+        return build_histories([BatchReport(0, (value,))])["me"][0]
 
     assert find_blocking_partitions(moment(p0=(5, False), p1=(None, False))) == {at(1)}
     assert find_blocking_partitions(moment(p0=(5, False), p1=(3, False), p2=(3, False))) == {
@@ -113,7 +113,7 @@ def test_holders_are_those_without_a_cti_else_the_least_and_never_the_idle():
 def test_what_a_description_gave_is_known_from_the_progress_alone():
     value = offset().to_json()
     told = {**report(0, 5), "timeSettings": {"from": "times.json", "taken": {"ctiDelay": "1 s"}}}
-    log, progress = Batch(1, (value,)), Batch(2, (value,), (told,))
+    log, progress = BatchReport(1, (value,)), BatchReport(2, (value,), (told,))
     for batches in ([log, progress], [progress, log], [progress]):
         ((record,),) = build_histories(batches).values()
         assert record.topic_settings == ("times.json", {"ctiDelay": "1 s"})
@@ -125,4 +125,4 @@ def test_what_a_description_gave_is_known_from_the_progress_alone():
 def test_a_stream_without_a_name_is_refused_by_name(stream):
     damaged = {**offset().to_json(), "stream": stream}
     with pytest.raises(CheckpointUnreadable, match="stream is"):
-        build_histories(drop_skipped({0: Batch(1, (damaged,))}).values())
+        build_histories(drop_skipped({0: BatchReport(1, (damaged,))}).values())

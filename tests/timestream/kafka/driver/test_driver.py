@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.kafka.reader import KafkaStreamReader
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -147,7 +147,7 @@ def test_a_batch_that_runs_again_reads_nothing_of_a_topic_created_again(fails, c
     run = Driven(broker, ctiFrequency="2", **lossy)
     run.plan()
     [plan] = run_again(run, broker, **lossy)
-    assert plan.ranges[0].offsets == Range(at(0), 0, 100)
+    assert plan.ranges[0].offsets == OffsetRange(at(0), 0, 100)
     broker.log[at(0)], broker.topic_id = (0, 150), "second"
     if fails:
         with pytest.raises(DataLost, match="batch 0 runs again without the records of topic 'topi"):
@@ -155,7 +155,7 @@ def test_a_batch_that_runs_again_reads_nothing_of_a_topic_created_again(fails, c
         return
     [plan] = run_again(run, broker, **lossy)
     # Its clock still holds the minimum back.
-    assert plan.ranges[0].offsets == Range(at(0), 0, 0)
+    assert plan.ranges[0].offsets == OffsetRange(at(0), 0, 0)
     assert "batch 0 runs again without the records of topic 'topic', deleted" in caplog.text
 
 
@@ -167,14 +167,14 @@ def test_a_batch_that_runs_again_asks_for_the_id_of_its_topic_until_it_is_told(f
     answers = [{}, {}, {"topic": "first"}]
     broker.topic_ids = lambda topics: answers.pop(0)
     [plan] = run_again(run, broker, failOnDataLoss=fails)
-    assert (plan.ranges[0].offsets, answers) == (Range(at(0), 0, 100), [])
+    assert (plan.ranges[0].offsets, answers) == (OffsetRange(at(0), 0, 100), [])
     broker.topic_ids = lambda topics: {}
     with pytest.raises(BrokerUnreachable, match="do not tell the id of topic 'topic': it may have"):
         run_again(run, broker, failOnDataLoss=fails)
     # Of a topic that is gone there is no id: the tasks say that its records are lost.
     del broker.log[at(0)]
     [plan] = run_again(run, broker, failOnDataLoss=fails)
-    assert plan.ranges[0].offsets == Range(at(0), 0, 100)
+    assert plan.ranges[0].offsets == OffsetRange(at(0), 0, 100)
 
 
 def test_deleted_partition_is_reported_once_and_removed(caplog):
@@ -439,7 +439,7 @@ def test_joined_batches_that_run_again_leave_out_a_topic_that_only_an_earlier_on
     }
     plans = run_again(run, broker, **lossy)
     ranges = {each.offsets for plan in plans for each in plan.ranges if each.offsets.size}
-    assert ranges == {Range(at(0, "other"), 0, 8)}
+    assert ranges == {OffsetRange(at(0, "other"), 0, 8)}
 
 
 def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
@@ -450,8 +450,8 @@ def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
     run.plan()
     (plan,) = run.driver.plan_joined_batches(INITIAL_OFFSET, StreamOffset.from_json(run.offset))
     assert [partition_offset.offsets for partition_offset in plan.ranges] == [
-        Range(at(0), 0, 7),
-        Range(at(1), 2, 4),
+        OffsetRange(at(0), 0, 7),
+        OffsetRange(at(1), 2, 4),
     ]
     first = run.offset
     run.driver.mark_committed(INITIAL_OFFSET)

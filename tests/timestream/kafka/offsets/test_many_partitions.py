@@ -15,7 +15,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadat
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
-from pyspark_timestream.kafka.ranges import Range, assign_tasks
+from pyspark_timestream.kafka.ranges import OffsetRange, assign_tasks
 from pyspark_timestream.kafka.reader import KafkaStreamReader
 from pyspark_timestream.rules.clocks import PartitionClock, find_min_of_others, min_cti
 
@@ -101,7 +101,7 @@ def test_task_knows_the_least_cti_of_other_awake_partitions(ctis, idle, tasks):
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 4))
 @hypothesis_settings(max_examples=200, deadline=None)
 def test_the_largest_ranges_go_to_the_least_loaded_tasks(sizes, tasks):
-    spans = [Range(at(number), 0, size) for number, size in enumerate(sizes)]
+    spans = [OffsetRange(at(number), 0, size) for number, size in enumerate(sizes)]
     loads, expected = [0] * tasks, [[] for _ in range(tasks)]
     for span in sorted((s for s in spans if s.size), key=lambda s: (-s.size, s.partition)):
         task = loads.index(min(loads))

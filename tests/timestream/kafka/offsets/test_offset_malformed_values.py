@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
     StreamOffset,
 )
-from pyspark_timestream.kafka.ranges import Range, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -70,7 +70,7 @@ WANTED = projection(GIVEN, ("n", pa.int64()), ("key.k", pa.int64()))
 def count_in_task(reasons, offset, size):
     """The metadata that a task leaves which reads the batch in blocks of `size`."""
     partition_offset = offset.partitions[at(0)]
-    span = Range(at(0), partition_offset.start_inclusive, partition_offset.end_exclusive)
+    span = OffsetRange(at(0), partition_offset.start_inclusive, partition_offset.end_exclusive)
     ended = {}
 
     def read(span, needs):

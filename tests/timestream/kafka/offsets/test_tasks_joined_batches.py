@@ -14,7 +14,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import max_emitted_cti
 from pyspark_timestream.kafka.offsets.tasks import join_batches, note_forced_cti, note_restart_point
-from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.rules.clocks import PartitionClock
 
 
@@ -147,7 +147,7 @@ def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
     (plan,) = join_batches(start, {at(0): PartitionClock()}, end, 3)
     assert [
         (partition_offset.offsets, partition_offset.clock) for partition_offset in plan.ranges
-    ] == [(Range(at(1), 7, 12), clock)]
+    ] == [(OffsetRange(at(1), 7, 12), clock)]
 
 
 def test_a_joined_batch_whose_beginning_is_dropped_is_refused_and_reads_no_less() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pyspark_timestream.errors import ReplayDiffers
 from pyspark_timestream.kafka.writer.ledger import (
     MARKS,
-    Entry,
+    LedgerEntry,
     Owner,
     check_other_tasks,
     check_rows,
@@ -23,18 +23,18 @@ MAYBE = st.one_of(st.none(), NUMBER)
 @settings(deadline=None)
 @given(NUMBER, MAYBE, MAYBE)
 def test_an_entry_is_read_as_it_was_written(batch, rows, mark_us) -> None:
-    entry = Entry(batch, rows, mark_us)
-    assert Entry.decode(*entry.encode()) == entry
+    entry = LedgerEntry(batch, rows, mark_us)
+    assert LedgerEntry.decode(*entry.encode()) == entry
 
 
 @pytest.mark.parametrize("metadata", [None, "", "no JSON", "[]", "7"])
 def test_an_entry_whose_metadata_is_lost_still_has_its_batch(metadata) -> None:
-    assert Entry.decode(3, metadata) == Entry(2)
+    assert LedgerEntry.decode(3, metadata) == LedgerEntry(2)
 
 
 @pytest.mark.parametrize("offset", [-1001, -1, 0])
 def test_without_an_offset_nothing_is_written(offset) -> None:
-    assert Entry.decode(offset, "") is None
+    assert LedgerEntry.decode(offset, "") is None
 
 
 @settings(deadline=None)
@@ -45,7 +45,7 @@ def test_any_repetition_of_batches_writes_each_one_once(steps) -> None:
     for step in steps:
         if not check_written(last, batch, PLACE):
             written.append(batch)
-            last = Entry(batch)
+            last = LedgerEntry(batch)
         batch += step == 0
     assert written == sorted(set(written))
     assert written == list(range(len(written)))
@@ -53,19 +53,19 @@ def test_any_repetition_of_batches_writes_each_one_once(steps) -> None:
 
 def test_a_checkpoint_that_was_set_back_is_refused() -> None:
     with pytest.raises(ReplayDiffers, match=r"batch 3 is to be written, and batch 4 .* 't/0/w/q'"):
-        check_written(Entry(4), 3, PLACE)
+        check_written(LedgerEntry(4), 3, PLACE)
 
 
 def test_a_batch_that_comes_again_with_other_rows_is_refused() -> None:
-    check_rows(Entry(4, rows=7), 7, PLACE)
-    check_rows(Entry(4), 8, PLACE)
+    check_rows(LedgerEntry(4, rows=7), 7, PLACE)
+    check_rows(LedgerEntry(4), 8, PLACE)
     with pytest.raises(ReplayDiffers, match=r"batch 4 was written with 7 rows, .* has 8"):
-        check_rows(Entry(4, rows=7), 8, PLACE)
+        check_rows(LedgerEntry(4, rows=7), 8, PLACE)
 
 
 @pytest.mark.parametrize("task", [0, 5, 8])
 def test_a_task_that_wrote_the_batch_and_has_no_rows_now_is_refused(task) -> None:
-    noted = {task: Entry(4, rows=3), 2: Entry(2), 1: Entry(4)}
+    noted = {task: LedgerEntry(4, rows=3), 2: LedgerEntry(2), 1: LedgerEntry(4)}
     check_other_tasks(noted, 4, {1, task})
     check_other_tasks(noted, 5, {1})
     with pytest.raises(ReplayDiffers, match=f"batch 4 comes again .* task {task}, which has none"):

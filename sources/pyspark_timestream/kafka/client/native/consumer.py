@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.client.consumer import MAX_BLOCK_RECORDS, Consumer
 from pyspark_timestream.kafka.client.errors import ClientLog
 from pyspark_timestream.kafka.compiled import CHOICE, declare_function, load_compiled
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
-from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -332,7 +332,7 @@ class NativeConsumer:
         adopt_block(self._native_reader, block, ColumnSet())
 
     def poll(
-        self, offset_range: Range, position: int, needs: ColumnSet, wait_s: float
+        self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
     ) -> PollResult:
         """See `ColumnConsumer`; stops at the first error, and the next call continues after it."""
         (records, _), block = self._open_handles, Block()

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.by_block import Cursors, read_block
 from pyspark_timestream.kafka.decode.avro.plans import (
+    AvroPlan,
     Bad,
-    Plan,
     Record,
     Repeated,
     Scalar,
@@ -138,7 +138,7 @@ Reader = Callable[[_Row], Any]
 class RowReader:
     """Reads payloads by one plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: AvroPlan) -> None:
         self._plan, self._lists = plan, 0
         self._recursive: dict[str, Reader] = {}
         for name, step in plan.recursive.items():
@@ -312,7 +312,7 @@ _PIECE_BYTES: Final = 1 << 20
 class _Codec(NamedTuple):
     """The plan for one writer's schema, with its reader for single payloads."""
 
-    plan: Plan
+    plan: AvroPlan
     rows: RowReader
 
 

@@ -214,7 +214,7 @@ Step: TypeAlias = TypedStep | SelfReference
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class AvroPlan:
     """The first step of reading a payload, and the steps that `SelfReference` refers to by name."""
 
     step: TypedStep
@@ -313,7 +313,7 @@ _NUMBERS: Final = {
 _MAX_STEPS: Final = 100_000
 
 
-def resolve(writer: ParsedSchema, requested: RequestedType) -> Plan:
+def resolve(writer: ParsedSchema, requested: RequestedType) -> AvroPlan:
     """Resolve the writer's schema with the requested part of the reader's.
 
     Raises:
@@ -321,7 +321,7 @@ def resolve(writer: ParsedSchema, requested: RequestedType) -> Plan:
     """
     resolver = _Resolver(writer)
     try:
-        return Plan(resolver.read("the value", writer.schema, requested), resolver.recursive)
+        return AvroPlan(resolver.read("the value", writer.schema, requested), resolver.recursive)
     except _Unresolved as error:
         raise SchemaRefused(*error.args) from None
 
@@ -441,7 +441,7 @@ class _Resolver:
     def _is_other(self, branch: Schema, schemas: list[Schema], requested: RequestedType) -> bool:
         """Return whether a union has several named types and this one is not the requested one."""
         defined = self._writer.look_up(branch)
-        data_type = kind_of(defined)
+        kind = kind_of(defined)
         alike = [
             candidate
             for candidate in map(self._writer.look_up, schemas)

@@ -172,7 +172,7 @@ _TIMES: Final = {
 }
 
 
-class Plan(NamedTuple):
+class FieldPlan(NamedTuple):
     """How to read a field.
 
     Attributes:
@@ -193,8 +193,8 @@ class Plan(NamedTuple):
 class Plans(NamedTuple):
     """The plans of the requested columns and of raw fields, and all fields that these need."""
 
-    columns: list[Plan]
-    raw: dict[str, Plan]
+    columns: list[FieldPlan]
+    raw: dict[str, FieldPlan]
     tree: Tree
 
 
@@ -241,7 +241,7 @@ def name_field(field: Any) -> str:
     return f"f{field.number}"
 
 
-def _plan_field(field: Any, target: pa.DataType) -> Plan:
+def _plan_field(field: Any, target: pa.DataType) -> FieldPlan:
     """Plan the reading of `field` as `target`."""
     _check_readable(field)
     if _is_map(field):
@@ -250,7 +250,7 @@ def _plan_field(field: Any, target: pa.DataType) -> Plan:
         key, value = field.message_type.fields
         keys, values = _plan_one(key, target.key_type), _plan_one(value, target.item_type)
         tree: Tree = {"key": None, "value": values.tree}
-        return Plan(
+        return FieldPlan(
             tree,
             lambda array: _convert_entries(array, target, keys.convert, values.convert),
         )
@@ -258,11 +258,11 @@ def _plan_field(field: Any, target: pa.DataType) -> Plan:
         if not pa.types.is_list(target):
             raise _misfit(field, target, "an array")
         items = _plan_one(field, target.value_type)
-        return Plan(items.tree, lambda array: convert_list(array, target, items.convert))
+        return FieldPlan(items.tree, lambda array: convert_list(array, target, items.convert))
     return _plan_one(field, target)
 
 
-def _plan_raw(field: Any) -> Plan:
+def _plan_raw(field: Any) -> FieldPlan:
     """Plan the reading of `field` for an event time or an edge; failures become nulls."""
     _check_readable(field)
     inner = field
@@ -315,7 +315,7 @@ def _name_enums(numbers: pa.Array, names: dict[int, str]) -> pa.Array:
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
-def _plan_one(field: Any, target: pa.DataType) -> Plan:
+def _plan_one(field: Any, target: pa.DataType) -> FieldPlan:
     """Plan the reading of one value of `field`, even if the field is repeated."""
     if field.type == field.TYPE_MESSAGE:
         return _plan_message(field, target)
@@ -323,12 +323,12 @@ def _plan_one(field: Any, target: pa.DataType) -> Plan:
         names: dict[int, str] = {}
         for value in field.enum_type.values:
             names.setdefault(value.number, value.name)
-        return Plan(None, lambda array: keep(_name_enums(array, names)))
+        return FieldPlan(None, lambda array: keep(_name_enums(array, names)))
     if field.type == field.TYPE_BYTES and pa.types.is_string(target):
         raise _misfit(field, target, "binary")
     if not _is_target(_SCALARS[field.type - 1][1], target):
         raise _misfit(field, target, _list_targets(field))
-    return Plan(None, lambda array: cast_scalars(array, target))
+    return FieldPlan(None, lambda array: cast_scalars(array, target))
 
 
 def _is_target(source: pa.DataType, target: pa.DataType) -> bool:
@@ -339,25 +339,25 @@ def _is_target(source: pa.DataType, target: pa.DataType) -> bool:
     return is_number or can_cast(source, target)
 
 
-def _plan_message(field: Any, target: pa.DataType) -> Plan:
+def _plan_message(field: Any, target: pa.DataType) -> FieldPlan:
     message = field.message_type
     if pa.types.is_struct(target):
         return _plan_struct(field, target)
     time = _TIMES.get(message.full_name)
     if time is not None and target == time.type:
-        return Plan(dict.fromkeys(time.fields), time.convert)
+        return FieldPlan(dict.fromkeys(time.fields), time.convert)
     if message.full_name in _WRAPPERS:
         value = message.fields_by_name["value"]
         try:
             inner = _plan_one(value, target)
         except Misfit as misfit:
             raise _misfit(field, target, misfit.accepts) from None
-        return Plan(
+        return FieldPlan(
             {"value": inner.tree}, lambda array: inner.convert(pc.struct_field(array, "f1"))
         )
     if pa.types.is_binary(target):
         joins = comes_in_pieces(field)
-        return Plan(None, lambda array: keep(_join_pieces(array) if joins else array))
+        return FieldPlan(None, lambda array: keep(_join_pieces(array) if joins else array))
     raise _misfit(field, target, f"{time.words}, a struct or binary" if time else _MESSAGE)
 
 
@@ -387,7 +387,7 @@ def _join_pieces(pieces: pa.Array) -> pa.Array:
     return pc.if_else(pa.array(np.diff(bounds) > 0), messages, None)
 
 
-def _plan_struct(field: Any, target: pa.StructType) -> Plan:
+def _plan_struct(field: Any, target: pa.StructType) -> FieldPlan:
     fields = [_get_field(field.message_type, child.name) for child in target]
     plans = [_plan_field(source, child.type) for source, child in zip(fields, target, strict=True)]
 
@@ -398,7 +398,9 @@ def _plan_struct(field: Any, target: pa.StructType) -> Plan:
         ]
         return build_struct(target, children, to_mask(array.is_null()))
 
-    return Plan({name: plan.tree for name, plan in zip(target.names, plans, strict=True)}, convert)
+    return FieldPlan(
+        {name: plan.tree for name, plan in zip(target.names, plans, strict=True)}, convert
+    )
 
 
 def _get_field(message: Any, name: str) -> Any:
@@ -456,7 +458,7 @@ def plan_fields(reader: ProtobufReader, columns: pa.Schema, raw: tuple[str, ...]
 
 def _plan(
     subject: str, reader: ProtobufReader, name: str, target: pa.DataType | None = None
-) -> Plan:
+) -> FieldPlan:
     """Plan the field at `name`; without a target, as event times. Errors begin with `subject`."""
     try:
         fields = _find_fields(reader, parse_path(name))
