@@ -31,10 +31,19 @@ class KafkaProcess(broker.KafkaProcess):
         cluster: str | None = None,
         heap: str = "512m",
     ) -> None:
+        self._changes, self._cluster, self._heap = changes or {}, cluster, heap
         ports = ports or (free_port(), free_port())
         directory = CACHE / "runs" / f"{os.getpid()}-{ports[0]}"
-        flags = os.environ.get("JVM_FLAGS", "").split()
-        super().__init__(kafka_jars(), directory, ports, changes, cluster, heap, flags=flags)
+        super().__init__(kafka_jars(), directory, ports)
+
+    def _jvm_flags(self) -> list[str]:
+        return [f"-Xmx{self._heap}", *os.environ.get("JVM_FLAGS", "").split()]
+
+    def _changed_properties(self) -> Mapping[str, str]:
+        return self._changes
+
+    def _cluster_id(self) -> str:
+        return self._cluster or super()._cluster_id()
 
     def freeze(self) -> None:
         """Stop all of its threads (SIGSTOP)."""

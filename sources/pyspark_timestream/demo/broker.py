@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -204,11 +204,7 @@ class KafkaProcess:
         jars: the directory with the broker's jars.
         directory: holds all files of the broker; `close` removes it.
         ports: the ports of the broker and its controller; free ones by default.
-        changes: settings that replace or extend those of a single broker.
-        cluster: the cluster's id; a new one by default.
-        heap: the heap size of the JVM.
         java: the Java to run it with.
-        flags: further flags of the JVM.
     """
 
     def __init__(
@@ -216,16 +212,12 @@ class KafkaProcess:
         jars: Path,
         directory: Path,
         ports: tuple[int, int] | None = None,
-        changes: Mapping[str, str] | None = None,
-        cluster: str | None = None,
-        heap: str = "512m",
         java: str = "java",
-        flags: Sequence[str] = (),
     ) -> None:
         port, controller = ports or (free_port(), free_port())
         self.bootstrap = f"127.0.0.1:{port}"
         self.directory = directory
-        self._command = [java, f"-Xmx{heap}", *flags]
+        self._command = [java, *self._jvm_flags()]
         self._command += [f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}"]
         self._command += ["-cp", f"{jars}/*"]
         self._process: subprocess.Popen[bytes] | None = None
@@ -233,12 +225,22 @@ class KafkaProcess:
         self._watch = OrphanWatch(end_command(directory))
         voter = f"127.0.0.1:{controller}"
         properties = broker_properties(self.bootstrap, self.bootstrap, voter, voter)
-        properties |= {"log.dirs": str(directory / "data"), **(changes or {})}
+        properties |= {"log.dirs": str(directory / "data"), **self._changed_properties()}
         try:
-            self._format(properties, cluster or _random_id())
+            self._format(properties, self._cluster_id())
         except BaseException:
             self.close()
             raise
+
+    def _jvm_flags(self) -> list[str]:
+        return ["-Xmx512m"]
+
+    def _changed_properties(self) -> Mapping[str, str]:
+        """Return settings that replace or extend those of a single broker."""
+        return {}
+
+    def _cluster_id(self) -> str:
+        return _random_id()
 
     def _format(self, properties: Mapping[str, str], cluster: str) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

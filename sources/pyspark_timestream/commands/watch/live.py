@@ -62,6 +62,7 @@ class LivePage:
         title: str,
         read_clock: Callable[[], int],
         take_views: Callable[[], Sequence[QueryView]],
+        *,
         root: str = "/",
         wait_s: float = _WAIT_S,
         read_case: Callable[[Case], CaseRecords] | None = None,
@@ -168,7 +169,7 @@ class LiveQueries:
 
     def __init__(self, read_clock: Callable[[], int], keep_ended_us: int) -> None:
         self._page = LivePage(
-            "Time of this session's queries", read_clock, self._take_views, "/watch/"
+            "Time of this session's queries", read_clock, self._take_views, root="/watch/"
         )
         self._read_clock, self._keep_ended_us = read_clock, keep_ended_us
         self._lock = Lock()

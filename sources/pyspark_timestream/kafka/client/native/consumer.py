@@ -284,6 +284,22 @@ def _load_librdkafka() -> Any:
     return library
 
 
+class _Handles(NamedTuple):
+    """The addresses of what a consumer must release.
+
+    Attributes:
+        client: librdkafka's client.
+        counter: the counter of the bytes that it receives.
+        queue: the client's queue of records.
+        records: the native reader of that queue.
+    """
+
+    client: int
+    counter: int
+    queue: int
+    records: int
+
+
 class NativeConsumer:
     """A `ColumnConsumer` over librdkafka and the native reader; for one thread at a time."""
 
@@ -292,18 +308,19 @@ class NativeConsumer:
     ) -> None:
         self._kafka, self._native_reader = _load_librdkafka(), native_reader
         handlers = _build_handlers(log)
-        client, self._counter = _create_handles(self._kafka, native_reader, config, handlers)
+        client, counter = _create_client(self._kafka, native_reader, config, handlers)
         queue = self._kafka.rd_kafka_queue_get_consumer(client)
-        self._handles = (_open_native_reader(self._kafka, native_reader, queue), client)
+        records = _open_native_reader(self._kafka, native_reader, queue)
+        self._handles = _Handles(client, counter, queue, records)
         # Release everything even without `close`: librdkafka's threads must not outlive the objects
         # that they use.
-        keep_alive = (self._counter, handlers)
-        ending = (os.getpid(), self._kafka, native_reader, queue, *self._handles, keep_alive)
-        self._end = weakref.finalize(self, _release, *ending)
+        self._end = weakref.finalize(
+            self, _release, os.getpid(), self._kafka, native_reader, self._handles, handlers
+        )
 
     @property
-    def _open_handles(self) -> tuple[int, int]:
-        """The handles of the native reader and of librdkafka; it raises once it is closed."""
+    def _open_handles(self) -> _Handles:
+        """The handles; it raises once the consumer is closed."""
         if not self._end.alive:
             raise RuntimeError("Consumer closed")
         return self._handles
@@ -311,31 +328,30 @@ class NativeConsumer:
     @property
     def received_bytes(self) -> int:
         """See `ColumnConsumer`."""
-        _ = self._open_handles
-        return self._native_reader.read_counter(self._counter)
+        return self._native_reader.read_counter(self._open_handles.counter)
 
     def seek(self, partition: Partition, offset: int) -> None:
         """See `ColumnConsumer`; a new assignment discards records fetched before."""
-        records, client = self._open_handles
+        handles = self._open_handles
         with _OffsetList(self._kafka, {partition: (offset, "")}) as offsets:
-            self._check(self._kafka.rd_kafka_assign(client, offsets))
-        self._native_reader.seek(records, partition.topic.encode(), partition.number)
+            self._check(self._kafka.rd_kafka_assign(handles.client, offsets))
+        self._native_reader.seek(handles.records, partition.topic.encode(), partition.number)
 
     def pause(self) -> None:
         """See `ColumnConsumer`."""
-        records, client = self._open_handles
-        self._check(self._kafka.rd_kafka_assign(client, None))
-        self._native_reader.seek(records, b"", -1)
+        handles = self._open_handles
+        self._check(self._kafka.rd_kafka_assign(handles.client, None))
+        self._native_reader.seek(handles.records, b"", -1)
         # librdkafka keeps outdated messages until the queue is read.
         block = Block()
-        self._native_reader.read(records, 0, 1, 1, 1, 0, 0, ctypes.byref(block))
+        self._native_reader.read(handles.records, 0, 1, 1, 1, 0, 0, ctypes.byref(block))
         adopt_block(self._native_reader, block, ColumnSet())
 
     def poll(
         self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
     ) -> PollResult:
         """See `ColumnConsumer`; stops at the first error, and the next call continues after it."""
-        (records, _), block = self._open_handles, Block()
+        records, block = self._open_handles.records, Block()
         limits = (position, offset_range.end_exclusive, MAX_BLOCK_RECORDS, _MAX_BLOCK_BYTES)
         wait_ms, bits = max(1, round(wait_s * 1000)), encode_columns(needs)
         code = self._native_reader.read(records, *limits, wait_ms, bits, ctypes.byref(block))
@@ -353,7 +369,7 @@ class NativeConsumer:
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """See `ColumnConsumer`."""
-        (_, client), low, high = self._open_handles, c_int64(), c_int64()
+        client, low, high = self._open_handles.client, c_int64(), c_int64()
         ends = (ctypes.byref(low), ctypes.byref(high))
         address = (partition.topic.encode(), partition.number)
         query = self._kafka.rd_kafka_query_watermark_offsets
@@ -362,7 +378,7 @@ class NativeConsumer:
 
     def is_connected(self, timeout_s: float) -> bool:
         """See `ColumnConsumer`."""
-        _, client = self._open_handles
+        client = self._open_handles.client
         # A broker's first answer contains the cluster's id.
         cluster = self._kafka.rd_kafka_clusterid(client, round(timeout_s * 1000))
         if cluster:
@@ -373,7 +389,7 @@ class NativeConsumer:
         self, offsets: Mapping[Partition, tuple[int, str]]
     ) -> dict[Partition, KafkaError]:
         """See `ColumnConsumer`."""
-        _, client = self._open_handles
+        client = self._open_handles.client
         # A queue of its own: a late answer must not be taken for that of the next commit.
         answers = self._kafka.rd_kafka_queue_new(client)
         try:
@@ -479,7 +495,7 @@ def _build_handlers(log: ClientLog) -> tuple[Any, Any]:
     return _ERROR_HANDLER(note_error), _LOG_HANDLER(note_line)
 
 
-def _create_handles(
+def _create_client(
     kafka: Any, native_reader: NativeReader, config: Mapping[str, Any], handlers: tuple[Any, Any]
 ) -> tuple[int, int]:
     """Create a client, and the counter of the bytes that it receives."""
@@ -536,27 +552,20 @@ def _open_native_reader(kafka: Any, native_reader: NativeReader, queue: int) -> 
 
 
 def _release(
-    owner: int,
-    kafka: Any,
-    native_reader: NativeReader,
-    queue: int,
-    records: int,
-    client: int,
-    keep_alive: tuple[int, Any],
+    owner: int, kafka: Any, native_reader: NativeReader, handles: _Handles, handlers: Any
 ) -> None:
     """Release everything; a forked child has the handles but not librdkafka's threads."""
     if os.getpid() != owner:
         return
-    native_reader.close(records)
-    kafka.rd_kafka_queue_destroy(queue)
-
-    close_with_timeout(functools.partial(_close_client, kafka, native_reader, client, *keep_alive))
+    native_reader.close(handles.records)
+    kafka.rd_kafka_queue_destroy(handles.queue)
+    close_with_timeout(functools.partial(_close_client, kafka, native_reader, handles, handlers))
 
 
 def _close_client(
-    kafka: Any, native_reader: NativeReader, client: int, counter: int, _handlers: Any
+    kafka: Any, native_reader: NativeReader, handles: _Handles, _handlers: Any
 ) -> None:
     """Close the client, which may call the handlers until then; `_handlers` keeps them alive."""
-    kafka.rd_kafka_consumer_close(client)
-    kafka.rd_kafka_destroy(client)
-    native_reader.free_counter(counter)
+    kafka.rd_kafka_consumer_close(handles.client)
+    kafka.rd_kafka_destroy(handles.client)
+    native_reader.free_counter(handles.counter)
