@@ -26,7 +26,7 @@ from pyspark_timestream.core.instants import (
     MINUTE_US,
     to_datetime,
 )
-from pyspark_timestream.core.report import (
+from pyspark_timestream.report import (
     TimeTick,
     choose_step,
     escape_controls,

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from pyspark_timestream.core.report import (
+from pyspark_timestream.report import (
     COLOURS,
     FAINT,
     FONT,

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from pyspark_timestream.core.report import cell_width, cut_text, pad, wrap_text
+from pyspark_timestream.report import cell_width, cut_text, pad, wrap_text
 from pyspark_tseries.chart.figure import (
     EDITED,
     SEVERAL,

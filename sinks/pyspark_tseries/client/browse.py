@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import MINUTE_US, SECOND_US, format_instant, parse_instant
-from pyspark_timestream.core.report import (
+from pyspark_timestream.report import (
     age_html,
     cut_text,
     format_count,
@@ -23,7 +23,7 @@ from pyspark_timestream.core.report import (
     svg,
     to_html,
 )
-from pyspark_timestream.core.serving import (
+from pyspark_timestream.serving import (
     Answer,
     PageServer,
     address_arguments,

@@ -26,8 +26,8 @@ from pyspark_timestream.core.instants import (
     timedelta_to_us,
 )
 from pyspark_timestream.core.processes import lazy
-from pyspark_timestream.core.report import PAGES, html_table
 from pyspark_timestream.errors import compose_message, show_value
+from pyspark_timestream.report import PAGES, html_table
 from pyspark_tseries.chart.figure import (
     USUAL,
     ChartRequest,

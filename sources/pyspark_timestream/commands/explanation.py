@@ -3,7 +3,7 @@
 `explain_checkpoint` gathers an `Explanation`: the facts of each stream (`explain_stream`), and the
 state that waits for CTIs. `format_stream` shows it as text; `draw_stream` adds a picture, with a
 row per partition over an axis of application time: a bar up to its CTI, a circle at its newest
-event, and a dashed line at the stream's CTI, as on the pages of `watch` (`core.report`). Partitions
+event, and a dashed line at the stream's CTI, as on the pages of `watch` (`report`). Partitions
 that a diagnosis names are coloured *and* marked in words.
 
 A query's progress has the size of each operator's state. A Spark session can read the state itself
@@ -18,7 +18,19 @@ from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import SECOND_US, format_duration, format_instant
-from pyspark_timestream.core.report import (
+from pyspark_timestream.kafka.diagnosis.causes import diagnose
+from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, list_counts
+from pyspark_timestream.kafka.diagnosis.history import (
+    History,
+    build_histories,
+    count_remaining,
+    find_unchanged_since,
+    read_offset_log,
+)
+from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
+from pyspark_timestream.kafka.offsets.changes import ClockChange
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.report import (
     FAINT,
     FONT,
     SIZE,
@@ -35,18 +47,6 @@ from pyspark_timestream.core.report import (
     svg,
     utc_ticks,
 )
-from pyspark_timestream.kafka.diagnosis.causes import diagnose
-from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, list_counts
-from pyspark_timestream.kafka.diagnosis.history import (
-    History,
-    build_histories,
-    count_remaining,
-    find_unchanged_since,
-    read_offset_log,
-)
-from pyspark_timestream.kafka.diagnosis.mistakes import MalformedReason, count_malformed_reasons
-from pyspark_timestream.kafka.offsets.changes import ClockChange
-from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import PartitionClock, max_known
 
 MAX_TIMES: Final = 10

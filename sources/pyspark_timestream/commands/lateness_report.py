@@ -19,7 +19,7 @@ from pyspark_timestream.commands.peek.command import (
     terminal_width,
 )
 from pyspark_timestream.core.instants import format_duration, format_instant
-from pyspark_timestream.core.report import (
+from pyspark_timestream.report import (
     GAP,
     align,
     format_count,

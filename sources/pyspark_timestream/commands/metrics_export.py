@@ -33,9 +33,9 @@ from pyspark_timestream.commands.metrics import (
 from pyspark_timestream.commands.watch.live import LiveQueries
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.core.processes import read_wall_clock
-from pyspark_timestream.core.serving import Answer, PageServer
 from pyspark_timestream.errors import MissingExtra
 from pyspark_timestream.kafka.diagnosis.history import read_progress
+from pyspark_timestream.serving import Answer, PageServer
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

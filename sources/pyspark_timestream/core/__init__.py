@@ -1,1 +1,1 @@
-"""The lowest layer: options, instants, offsets, sessions, pages; pyspark_tseries uses it too."""
+"""The lowest layer: options, instants, offsets, sessions; pyspark_tseries uses it too."""

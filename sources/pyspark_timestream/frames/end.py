@@ -1,6 +1,6 @@
 """Awaits the end of bounded streams, and ends running ones by a final CTI (semantics 11.12).
 
-The request to end is a file beside the driver (`core/end_requests.py`).
+The request to end is a file beside the driver (`core/processes.py`).
 
 A client of Spark Connect may run far from the driver. But Spark asks a Python data source for its
 columns in a process beside the driver, with the driver's environment. So a source without rows
@@ -18,7 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from pyspark_timestream.core.adapters import hide_tracebacks
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS, parse_offset
-from pyspark_timestream.core.end_requests import EndRequests, find_directory
+from pyspark_timestream.core.processes import EndRequests, find_directory
 from pyspark_timestream.errors import compose_message
 
 _FORMAT: Final = "timestream_end_request"

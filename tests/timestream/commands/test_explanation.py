@@ -16,11 +16,11 @@ from pyspark_timestream.commands.explanation import (
     explain_stream,
 )
 from pyspark_timestream.commands.watch.page import render_sections
-from pyspark_timestream.core.report import COLOURS
 from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS, Kind
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
+from pyspark_timestream.report import COLOURS
 
 
 def explained(*batches, notes=(), **more):

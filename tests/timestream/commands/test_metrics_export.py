@@ -15,9 +15,9 @@ from timestream.histories import share, state
 from timestream.progress_events import event, offset_of, parse_page, values
 
 from pyspark_timestream.commands.metrics_export import TimeMetrics
-from pyspark_timestream.core.serving import PageServer
 from pyspark_timestream.errors import MissingExtra
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
+from pyspark_timestream.serving import PageServer
 
 ID, RUN = UUID(int=1), UUID(int=2)
 

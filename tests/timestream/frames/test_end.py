@@ -9,9 +9,9 @@ import pytest
 from timestream.builders import options
 
 from pyspark_timestream import end_stream
-from pyspark_timestream.core import end_requests
+from pyspark_timestream.core import processes
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
-from pyspark_timestream.core.end_requests import EndRequests
+from pyspark_timestream.core.processes import EndRequests
 from pyspark_timestream.frames import end
 from pyspark_timestream.frames.end import EndRequestSource
 
@@ -105,14 +105,14 @@ def test_a_stream_with_ctis_is_known_by_its_settings(raw):
 
 
 def test_two_calls_at_once_ask_for_one_end(monkeypatch, tmp_path):
-    requests, is_own, asked = EndRequests(tmp_path), end_requests._is_own, []
+    requests, is_own, asked = EndRequests(tmp_path), processes._is_own, []
 
     def look_too_early(path):
         asked.append(path)
         return len(asked) > 1 and is_own(path)
 
     requests.make(STREAM)
-    monkeypatch.setattr(end_requests, "_is_own", look_too_early)
+    monkeypatch.setattr(processes, "_is_own", look_too_early)
     requests.make(STREAM)
     assert requests.take(STREAM, True)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_timestream.core.instants import MIN_US
-from pyspark_timestream.core.report import COLOURS, PAGES
+from pyspark_timestream.report import COLOURS, PAGES
 from pyspark_tseries import InvalidQuery, QueryResult, TimeSeries
 from pyspark_tseries.chart.terminal import Style, draw_text
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import NAMES, parse, request
 
-from pyspark_timestream.core.report import escape_controls
-from pyspark_timestream.core.serving import PageServer
+from pyspark_timestream.report import escape_controls
+from pyspark_timestream.serving import PageServer
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.client import viewer as look_module

@@ -25,12 +25,6 @@ from pyspark_timestream.commands.peek.detect import (
 from pyspark_timestream.commands.peek.examine import TopicReport, examine
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.options import is_secret, option_specs
-from pyspark_timestream.core.report import (
-    align_within,
-    format_count,
-    join_sections,
-    shorten_duration,
-)
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
@@ -38,6 +32,12 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
+from pyspark_timestream.report import (
+    align_within,
+    format_count,
+    join_sections,
+    shorten_duration,
+)
 
 if TYPE_CHECKING:
     from pyspark_timestream.kafka.client.range_reader import RangeReader

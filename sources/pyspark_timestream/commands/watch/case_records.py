@@ -15,7 +15,6 @@ import numpy as np
 from pyspark_timestream.commands.peek.command import format_cell
 from pyspark_timestream.commands.watch.follow import Case
 from pyspark_timestream.core.instants import NEVER, Mask, format_instant
-from pyspark_timestream.core.report import cut_text, format_count
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.decode.payload import Payload, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
@@ -23,6 +22,7 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS
 from pyspark_timestream.kafka.ranges import OffsetRange
+from pyspark_timestream.report import cut_text, format_count
 from pyspark_timestream.rules.step import ADJUSTED, LATE, BlockResult, step
 
 if TYPE_CHECKING:

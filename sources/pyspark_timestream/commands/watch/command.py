@@ -34,7 +34,15 @@ from pyspark_timestream.commands.watch.live import PAGES, LivePage
 from pyspark_timestream.commands.watch.page import ChainStore, build_chain
 from pyspark_timestream.core.instants import format_instant, from_datetime
 from pyspark_timestream.core.processes import read_wall_clock
-from pyspark_timestream.core.report import (
+from pyspark_timestream.errors import (
+    MissingExtra,
+    OptionError,
+    ReasonedError,
+    TimestreamError,
+)
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.report import (
     align_within,
     begin_sentence,
     cell_width,
@@ -45,20 +53,12 @@ from pyspark_timestream.core.report import (
     shorten_duration,
     wrap_text,
 )
-from pyspark_timestream.core.serving import (
+from pyspark_timestream.serving import (
     PageServer,
     address_arguments,
     announce,
     is_loopback,
 )
-from pyspark_timestream.errors import (
-    MissingExtra,
-    OptionError,
-    ReasonedError,
-    TimestreamError,
-)
-from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.ranges import Partition
 
 _GROUP: Final = "timestream-watch"
 """A client must name a group; this one never joins it and commits nothing to it."""

@@ -17,7 +17,9 @@ from pyspark_timestream.commands.watch.page import (
     render_sections,
 )
 from pyspark_timestream.commands.watch.state_files import QueryState
-from pyspark_timestream.core.serving import (
+from pyspark_timestream.errors import OptionError, TimestreamError
+from pyspark_timestream.kafka.diagnosis.history import BatchReport
+from pyspark_timestream.serving import (
     Answer,
     answer_file,
     answer_sections,
@@ -25,8 +27,6 @@ from pyspark_timestream.core.serving import (
     read_seen,
     render_shell,
 )
-from pyspark_timestream.errors import OptionError, TimestreamError
-from pyspark_timestream.kafka.diagnosis.history import BatchReport
 
 PAGES: Final = "the page is at /"
 _PAUSE_MS: Final = 250

@@ -1,6 +1,6 @@
 """The page of `watch` as HTML: a section for each query, drawn here; the browser only inserts it.
 
-`render_sections` returns the sections by id; `core.serving` sends those that have changed. Names
+`render_sections` returns the sections by id; `serving` sends those that have changed. Names
 come from topics and records, so everything is escaped, and no section has a script or an inline
 style. A time that grows older has the attribute `data-age-us`, and the page's script counts it up.
 
@@ -37,7 +37,9 @@ from pyspark_timestream.commands.watch.follow import (
     thin_curve,
 )
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
-from pyspark_timestream.core.report import (
+from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
+from pyspark_timestream.kafka.offsets.changes import ClockChange
+from pyspark_timestream.report import (
     TimeScale,
     age_html,
     begin_sentence,
@@ -49,8 +51,6 @@ from pyspark_timestream.core.report import (
     svg,
     to_html,
 )
-from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
-from pyspark_timestream.kafka.offsets.changes import ClockChange
 
 _LETTERS: Final = 19
 

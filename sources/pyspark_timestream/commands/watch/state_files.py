@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from pyspark_timestream.commands.explanation import MAX_TIMES, OperatorState, locate_due_time
 from pyspark_timestream.core.checkpoint import is_instant
-from pyspark_timestream.core.report import format_count
+from pyspark_timestream.report import format_count
 
 MAX_BYTES: Final = 4_000_000
 """Read at most this many bytes of a query's state at once: about a second of a core."""

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.checkpoint import damaged_offset, is_initial_offset
-from pyspark_timestream.core.end_requests import EndRequests, find_directory
 from pyspark_timestream.core.instants import format_duration, format_instant
+from pyspark_timestream.core.processes import EndRequests, find_directory
 from pyspark_timestream.errors import (
     LOSS_ADVICE,
     BrokerUnreachable,

@@ -21,7 +21,7 @@ from pyspark_timestream.commands.watch.page import (
 )
 from pyspark_timestream.core.checkpoint import note_written_topic, read_written_topic
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.core.report import cell_width
+from pyspark_timestream.report import cell_width
 
 MINUTE = 60 * SECOND
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from timestream.builders import at
 from timestream.driven import Driven, FakeBroker
 
-from pyspark_timestream.core.end_requests import EndRequests, find_directory
 from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.core.processes import EndRequests, find_directory
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.rules.clocks import PartitionClock

@@ -1,9 +1,9 @@
 """Serves small pages of this machine over HTTP: it answers only `GET` and `HEAD`, and never writes.
 
-A page is a shell with sections. Its script, `page.js`, asks for the sections that have changed and
-inserts them; `page.css` styles all pages, and each page adds its own style. Attributes `data-say`
-have the text that a screen reader says when it changes; other text may change each time that a time
-grows older.
+A page is a shell with sections. Its script, `pages/page.js`, asks for the sections that have changed
+and inserts them; `pages/page.css` styles all pages, and each page adds its own style. Attributes
+`data-say` have the text that a screen reader says when it changes; other text may change each time
+that a time grows older.
 
 A page that listens on loopback answers only requests that name loopback as their host. Otherwise
 any site could let its name stand for 127.0.0.1, and read the page through the user's browser.
@@ -20,8 +20,8 @@ from threading import Thread
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from pyspark_timestream.core.report import to_html
 from pyspark_timestream.errors import compose_message
+from pyspark_timestream.report import to_html
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -60,12 +60,14 @@ def answer_file(package: str, name: str) -> Answer | None:
 
     None: there is no such file. `name` comes from a client, so it is compared, not opened.
     """
-    kind, root = _FILES.get(name.rpartition(".")[2]), files(package)
+    content_type, root = _FILES.get(name.rpartition(".")[2]), files(package)
     if name in _SHARED:
-        root = files(__package__)
+        root = files(__package__) / "pages"
     elif name not in {file.name for file in root.iterdir()}:
         return None
-    return None if kind is None else Answer(kind, (root / name).read_text(encoding="utf-8"))
+    if content_type is None:
+        return None
+    return Answer(content_type, (root / name).read_text(encoding="utf-8"))
 
 
 def render_shell(title: str, root: str, style: str, before: str = "", within: str = "") -> str:

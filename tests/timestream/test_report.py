@@ -7,7 +7,7 @@ import wcwidth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_timestream.core.report import (
+from pyspark_timestream.report import (
     align,
     align_within,
     cell_width,
