@@ -312,7 +312,7 @@ class TimeTick:
 
 
 def choose_step(low: int, high: int, max_ticks: int) -> tuple[int, int]:
-    """Return the step of at most `most` ticks from low to high, in microseconds or in months.
+    """Return the step of at most `max_ticks` ticks from low to high, in microseconds or in months.
 
     >>> choose_step(0, 10 * SECOND_US, 5), choose_step(0, 400 * DAY_US, 5)
     ((5000000, 0), (0, 3))

@@ -327,7 +327,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             self._options,
             self._projection,
             task,
-            commit=lambda _, clock_texts: clock_texts.update(clock_texts),
+            commit=lambda _, texts: clock_texts.update(texts),
             keep_ends=ended.update,
         )
         return _BatchRead(collect_rows(batches), ended, clock_texts)
