@@ -1,6 +1,6 @@
 """Serves small pages of this machine over HTTP: it answers only `GET` and `HEAD`, and never writes.
 
-A page is a shell with sections. Its script, `pages/page.js`, asks for sections that have changed and
+A page is a shell with sections. Its script, `pages/page.js`, asks for sections that changed and
 inserts them; `pages/page.css` styles all pages, and each page adds its own style. Attributes
 `data-say` have the text that a screen reader says when it changes; other text may change each time
 that a time grows older.
