@@ -6,13 +6,13 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_timestream.rules.trials import PartitionClock
 from timestream.builders import at, block, options
 
 from pyspark_timestream.commands.measure_lateness import DelayTrial, follow_partition
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskRange
 from pyspark_timestream.kafka.task import compute_end_clock
+from pyspark_timestream.rules.clocks import PartitionClock
 
 DELAYS_US = (0, 1_000, 3_000, 8_000)
 MARKED = {"ctiHeader": "cti", "writers": "a", "writerTimeout": "6 ms"}

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_timestream.rules.trials import Events, TimeRules
 from timestream.oracle import Event, Record, run
 
 from pyspark_timestream.commands.measure_lateness import DelayTrial, advance, make_block
 from pyspark_timestream.core.instants import NEVER
+from pyspark_timestream.rules.clocks import Events, TimeRules
 from pyspark_timestream.rules.step import NO_MARKS
 
 MS = 1_000
