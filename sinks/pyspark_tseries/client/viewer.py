@@ -14,7 +14,8 @@ from urllib.parse import parse_qs, urlencode
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from pyspark_timestream.core.instants import DAY_US, MINUTE_US, SECOND_US
+from pyspark_timestream.core.report import STEPS_US
 from pyspark_tseries.chart.figure import is_drawn, is_line
 from pyspark_tseries.client.questions import BucketResult, RangeQuery
 from pyspark_tseries.client.results import Chart, QueryResult
@@ -57,10 +58,8 @@ _PLAN_PAUSES: Final = 50
 """Plan maintenance only so often that it takes at most two per cent of a core."""
 
 _STEPS_US: Final = (
-    *(number * SECOND_US for number in (1, 2, 5, 10, 15, 30)),
-    *(number * MINUTE_US for number in (1, 2, 5, 10, 15, 30)),
-    *(number * HOUR_US for number in (1, 2, 3, 6, 12)),
-    *(number * DAY_US for number in (1, 2, 7, 14, 28, 91, 182)),
+    *(step for step in STEPS_US if step >= SECOND_US),
+    *(number * DAY_US for number in (14, 28, 91, 182)),
 )
 _WILDCARDS: Final = frozenset("*?[")
 

@@ -20,7 +20,9 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
+from pyspark_timestream.core.instants import HOUR_US
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import (
     CompactionResult,
@@ -95,7 +97,6 @@ OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
 
 _SINGLE_COMMIT_FILE: Final = re.compile(r"kind=(?:event|edit)/\d{10,}-([0-9a-f]{16})[.]parquet")
 _EVENT_FILE: Final = re.compile(r"kind=[^/]+/.+[.]parquet")
-_HOUR_US: Final = 3_600_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +269,7 @@ def remove_obsolete_files(
         dry_run: change nothing, and count what a round would remove besides files with erased
             values.
     """
-    table = load_table(store.location)
-    location = store.location
+    location, table = store.location, load_table(store.location)
     gone_files = set[str]()
 
     def remove(paths: Iterable[str]) -> None:
@@ -282,41 +282,54 @@ def remove_obsolete_files(
         keep_history(store)
         sync_checkpoint(location)  # Another tool may have written it.
         table.cleanup_metadata()
-    # Event files that left the store an hour ago, or that no commit has named for a day.
-    removed_events = table.vacuum(
+    unused = _list_unused_events(table, store.id)
+    live = store.snapshot().paths  # Later than the list: a commit may have named files meanwhile.
+    remove(location.file(path) for path in unused if path not in live)
+    removed_us = _list_removed_small_files(location, store.version())
+    chosen_early = _choose_early(removed_us, now_us, small_files)
+    early_us = {path: removed_us[path] for path in chosen_early if path not in live}
+    present = {file.full for file in list_event_files(location)}
+    remove(present.intersection(map(location.file, early_us)))
+    remove(_list_old_heads(store, now_us, early_us))
+    day_ago_us = now_us - ORPHAN_RETENTION_HOURS * HOUR_US
+    remove(_list_files_before(location, location.file("_tseries", "staging"), day_ago_us))
+    erased = 0
+    if not dry_run:
+        remove_shadows(location, day_ago_us)
+        erased = remove_erased_bytes(store, now_us)
+    # Remove the log last, because Delta reads a checkpoint again after its first read.
+    remove(_list_obsolete_log(location, now_us, log_versions))
+    return len(gone_files) + erased
+
+
+def _list_unused_events(table: DeltaTable, store_id: str) -> list[str]:
+    """Return event files that left the table an hour ago, or that no commit has named for a day."""
+    removed = table.vacuum(
         REMOVED_FILE_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False
     )
     unnamed = table.vacuum(
         ORPHAN_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False, full=True
     )
-    removed_events += (path for path in unnamed if bears_tag(path, store.id))
-    live = store.snapshot().paths
-    events = (path for path in removed_events if _is_event_file(path) and path not in live)
-    remove(location.file(path) for path in events)
-    # Small files that need not wait for the hour.
-    removed = _list_removed_small_files(location, store.version())
-    early = [path for path in _choose_early(removed, now_us, small_files) if path not in live]
-    present = {file.full for file in list_event_files(location)}
-    remove(present.intersection(map(location.file, early)))
-    # Old heads outside the current chain, and the heads of these small files.
-    heads = location.file("_tseries", "head")
-    hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
+    own = (path for path in unnamed if bears_tag(path, store_id))
+    return [path for path in (*removed, *own) if _is_event_file(path)]
+
+
+def _list_old_heads(store: Store, now_us: int, early_us: Mapping[str, int]) -> set[str]:
+    """Return heads outside the current chain: those of an hour ago, and those of `early_us`.
+
+    `early_us` has files of single commits that are removed within the hour, and the times at which
+    they left the store.
+    """
+    location, heads = store.location, store.location.file("_tseries", "head")
+    hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * HOUR_US
     old = set(_list_files_before(location, heads, hour_ago_us))
     # A commit's file has the id of its head; other heads may belong to future commits.
-    early_heads = {head_path(location, int(_single_commit_id(path), 16)) for path in early}
+    early_heads = {head_path(location, int(_single_commit_id(path), 16)) for path in early_us}
     old |= early_heads & {path for path, _ in location.list_files(heads)}
-    if old:  # Following the chain reads a file for each commit.
-        since_us = max([hour_ago_us, *(removed[path] for path in early)])
-        remove(old.difference(head_chain(location, store.head_id(), since_us)))
-    staging = location.file("_tseries", "staging")
-    remove(_list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US))
-    erased = 0
-    if not dry_run:
-        remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
-        erased = remove_erased_bytes(store, now_us)
-    # Remove the log last, because Delta reads a checkpoint again after its first read.
-    remove(_list_obsolete_log(location, now_us, log_versions))
-    return len(gone_files) + erased
+    if not old:  # Following the chain reads a file for each commit.
+        return old
+    since_us = max([hour_ago_us, *early_us.values()])
+    return old.difference(head_chain(location, store.head_id(), since_us))
 
 
 def _choose_early(removed: Mapping[str, int], now_us: int, max_files: int) -> list[str]:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.instants import DAY_US, format_instant
 from pyspark_tseries.errors import (
     IncompatibleValue,
     NoSuchEvent,
@@ -73,7 +73,7 @@ from pyspark_tseries.write.batch import CommitContext, PreparedCommit, Revision
 KEPT_FOR_READERS_US: Final = 600_000_000
 """Keep files and log entries with erased values this long, for tasks that are reading them."""
 
-_UNDECIDED_US: Final = 24 * 3_600_000_000
+_UNDECIDED_US: Final = DAY_US
 """For this long after an erasure, a killed compaction may have left a file with its values."""
 
 
