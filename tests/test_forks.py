@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tseries.builders import forget_stores
 
 import pyspark_timestream
 import pyspark_tseries
 from pyspark_tseries import TimeSeries, UnusableStore
-from pyspark_tseries.store.store import Store
 
 LOCKS = type(threading.Lock()), type(threading.RLock())
 HELD_BY_THE_FORK = "pyspark_timestream.kafka.client.bounded"
@@ -135,7 +135,7 @@ def ask_after_an_append(series):
 
 
 def open_anew(series):
-    Store.forget_all()
+    forget_stores()
     TimeSeries.open(series._store.root)
 
 

@@ -16,6 +16,7 @@ import store_writer
 from deltalake import DeltaTable
 from lengths import repetitions
 from store_writer import KEPT, PHASES, SERIES, VALUE
+from tseries.builders import forget_stores
 from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
 
 from pyspark_tseries.maintain.verify import verify
@@ -51,7 +52,7 @@ def survive(location: Location, directory: Path, kills: int) -> collections.Coun
     removed = compacted = 0
     for kill, phase in zip(range(kills), itertools.cycle(PHASES), strict=False):
         run_and_kill(location, acknowledged, phase, died)
-        Store.forget_all()
+        forget_stores()
         assert verify(location) == [], f"after kill {kill}, in phase {phase}"
         stored = check(location, promised(acknowledged), kills)
         removed += stored > KEPT

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import VALUE, batch, sight_as_of, sight_now, stored
+from tseries.builders import VALUE, batch, forget_stores, sight_as_of, sight_now, stored
 from tseries.limits import set_limits
 from tseries.queries import QUERIES, oracle
 from tseries.subscriber import Client
@@ -180,7 +180,7 @@ def carry_out(path, model, step, now):
             set_limits(few, groups_to_merge=2)
             return bool(merge_file_groups(store, now, everything=False).removed_events)
     elif step == "reopen":
-        Store.forget_all()
+        forget_stores()
     elif step == "rebuild":
         rebuild(path)
         return True

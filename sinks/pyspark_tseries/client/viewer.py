@@ -57,7 +57,7 @@ _PLAN_S: Final = 60.0
 _PLAN_PAUSES: Final = 50
 """Plan maintenance only so often that it takes at most two per cent of a core."""
 
-_STEPS_US: Final = (
+_STEPS_US: Final[tuple[int, ...]] = (
     *(step for step in STEPS_US if step >= SECOND_US),
     *(number * DAY_US for number in (14, 28, 91, 182)),
 )

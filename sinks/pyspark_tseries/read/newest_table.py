@@ -162,12 +162,6 @@ def _begin_child() -> None:
 os.register_at_fork(after_in_child=_begin_child)
 
 
-def forget_newest() -> None:
-    """Forget all tables of this process."""
-    with _stores_lock:
-        _STORES.clear()
-
-
 def _tables_of(location: Location) -> _StoreTables:
     with _stores_lock:
         store = _STORES.setdefault(location, _StoreTables())

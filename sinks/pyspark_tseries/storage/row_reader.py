@@ -187,11 +187,6 @@ class FooterCache:
         self._bytes = 0
         self._lock = threading.Lock()
 
-    @property
-    def kept_bytes(self) -> int:
-        """The stored size of all cached footers, in bytes."""
-        return self._bytes
-
     def __contains__(self, key: tuple[Location, DataFile]) -> bool:
         location, file = key
         return (location, file.path, file.size) in self._kept

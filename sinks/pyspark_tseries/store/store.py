@@ -49,7 +49,6 @@ from pyspark_tseries.storage.location import (
     tagged_id,
 )
 from pyspark_tseries.storage.snapshot import LastIndex, Snapshot, head_path, read_head_metadata
-from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.log import (
     Log,
     create_table,
@@ -186,16 +185,6 @@ class Store:
         if store is None:
             raise _no_store_error(path)
         return store
-
-    @staticmethod
-    def forget_all() -> None:
-        """Forget all open stores, so that the next opening reads a store as a new process does.
-
-        First wait for all due checkpoints, as a process does before it ends.
-        """
-        wait_for_checkpoints()
-        with _opening_lock:
-            _open_stores.clear()
 
     @staticmethod
     def open_damaged(path: str | Location) -> "Store":

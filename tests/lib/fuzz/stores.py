@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pytest
-from tseries.builders import VALUE, batch
+from tseries.builders import VALUE, batch, forget_stores
 from tseries.limits import set_limits
 
 from fuzz.engine import Chance, Target
@@ -74,13 +74,13 @@ def make_store(path: Path) -> Path:
             if number == 7:
                 compact(str(path))
                 store.refresh()
-    Store.forget_all()
+    forget_stores()
     return path
 
 
 def answers(path: Path) -> Any:
     """All events, edits included, as a process reads them that has never seen the store."""
-    Store.forget_all()
+    forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     edits = series.range_query().for_edits()
     return [str(edits.select_from(name).to_arrow().to_pylist()) for name in NAMES]
@@ -132,7 +132,7 @@ def stored_files() -> Target:
     def run(case: tuple[str, bytes, bool, str]) -> str:
         name, content, is_forged, asked = case
         path = root / "s"
-        Store.forget_all()  # A checkpoint of the case before would be written into this store.
+        forget_stores()  # A checkpoint of the case before would be written into this store.
         if path.exists():
             shutil.rmtree(path)
         shutil.copytree(sound, path)
@@ -143,7 +143,7 @@ def stored_files() -> Target:
         except TseriesError as error:
             end = type(error).__name__
         with contextlib.suppress(TseriesError):
-            Store.forget_all()
+            forget_stores()
             ASKED[asked](str(path))
         return end
 

@@ -5,6 +5,8 @@ import pyarrow as pa
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.data_files import DataFile
+from pyspark_tseries.store import store as stores
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 
@@ -37,6 +39,12 @@ def batch(*rows, policy="fail", token=None, authors=None, edits=(), missing="fai
 
 def new_store(path, retained=None, values=(VALUE,)):
     return Store.create(str(path), values, retained and RetainedRange(**retained))
+
+
+def forget_stores():
+    """Let the next opening read a store as a new process does, and end as a process does."""
+    wait_for_checkpoints()
+    stores._open_stores.clear()
 
 
 def sight_as_of(store, us):

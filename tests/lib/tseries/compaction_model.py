@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import strategies as st
-from tseries.builders import batch
+from tseries.builders import batch, forget_stores
 from tseries.limits import set_limits
 
 from pyspark_tseries.maintain.compactor import (
@@ -12,7 +12,6 @@ from pyspark_tseries.maintain.compactor import (
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store.admin_commits import set_retained_range
-from pyspark_tseries.store.store import Store
 
 RANGES = ["limit 1", "limit 3", "last 2MS", "limit 2 last 1MS", "unlimited"]
 
@@ -77,7 +76,7 @@ def run(path, store, model, kind, what):
     elif kind == "rebuild":
         rebuild(str(path))
     elif kind == "reopen":
-        Store.forget_all()
+        forget_stores()
     elif kind == "range":
         set_retained_range(store, parse_range(what), now, "me")
         model.change(what)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from hypothesis import strategies as st
-from tseries.builders import stored
+from tseries.builders import forget_stores, stored
 from tseries.limits import set_limits
 from tseries.store_model_queries import micros
 
@@ -275,7 +275,7 @@ class RawStore:
         DeltaTable(self.path).optimize.compact()
 
     def reopen(self):
-        Store.forget_all()
+        forget_stores()
         self.writers = [self.open("me"), self.open("you")]
 
     def remember(self):

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from tseries.builders import stored
+from tseries.builders import forget_stores, stored
 from tseries.store_model import Asked, Model, Refused, Row, Unclear
 from tseries.store_model_queries import LONG_US, built, instant, micros, some_query
 from tseries.subscriber import Client
@@ -407,7 +407,7 @@ class Program:
             table.optimize.z_order(["sequence"])
 
     def reopen(self):
-        Store.forget_all()
+        forget_stores()
         durability = self.chance.choice(["fsync", "os"])
         self.series = TimeSeries.open(self.path, "me", durability=durability, auto_compact=False)
 
@@ -418,7 +418,7 @@ class Program:
         if self.chance.random() < 0.5:
             head = Store.open(self.path).head_id()
             (self.path / "_tseries" / "head" / f"{head:016x}.arrow").unlink()
-            Store.forget_all()
+            forget_stores()
         else:
             DeltaTable(self.path).delete("series = 'damaged'")
         done = repair(str(self.path))

@@ -1,5 +1,7 @@
 """Files of a store that a power loss has torn."""
 
+from tseries.builders import forget_stores
+
 from pyspark_tseries.store.store import Store
 
 
@@ -7,7 +9,7 @@ def newest(path, kind):
     """The file of the last commit."""
     version = Store.open(path).version()
     head = Store.open(path).head_id()
-    Store.forget_all()
+    forget_stores()
     return {
         "entry": path / "_delta_log" / f"{version:020d}.json",
         "data": next((path / "kind=event").glob(f"*-{head:016x}.parquet")),

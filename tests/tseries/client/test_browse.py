@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import NAMES, parse, request
+from tseries.builders import forget_stores
 
 from pyspark_timestream.report import escape_controls
 from pyspark_timestream.serving import PageServer
@@ -403,7 +404,7 @@ def test_a_damaged_store_is_told_with_its_next_step(tmp_path, damage):
     fill(path)
     log = sorted((path / "_delta_log").glob("*.json"))[-1]
     log.write_bytes(damage)
-    Store.forget_all()
+    forget_stores()
     assert "not readable" in ask(page_of(path))["sections"]["store"]
 
 
@@ -444,7 +445,7 @@ def test_whatever_is_asked_nothing_is_written(tmp_path):
     for asked in ({}, {"q": "a"}, {"series": "hall", "event": 30}, {"series": "hall", "last": ALL}):
         assert len(sections(page, **asked)) > 1
         page.answer("/", urlencode(asked))
-    Store.forget_all()
+    forget_stores()
     assert main(["browse", str(tmp_path / "s"), "--json"]) == 0
     assert files_of(tmp_path) == before
 

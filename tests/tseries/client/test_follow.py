@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tseries.builders import forget_stores
 from tseries.compaction_model import RANGES, STEPS, Model, run
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.subscriber import make
@@ -432,7 +433,7 @@ def test_a_store_that_was_put_back_is_refused_at_a_position_behind_the_copy(stor
     path = Path(store._store.root)
     path.rename(tmp_path / "gone")
     (tmp_path / "old").rename(path)
-    Store.forget_all()
+    forget_stores()
     old = TimeSeries.open(path)
     with pytest.raises(HistoryChanged, match="this position has seen"):
         old.follow(position=follower.position)

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
+from tseries.builders import forget_stores
 
 from pyspark_tseries import InvalidQuery, NoSuchEvent, PermissionDenied, TimeSeries
 from pyspark_tseries.maintain.rebuild import rebuild
@@ -11,7 +12,6 @@ from pyspark_tseries.model.commits import attach_metadata
 from pyspark_tseries.model.series_index import SeriesIndex, apply_change, make_change
 from pyspark_tseries.read.view import list_series
 from pyspark_tseries.storage import row_reader
-from pyspark_tseries.store.store import Store
 
 NAMES = ["hall", "room/1/celsius", "room/1/door", "room/2/celsius", "Room/3/celsius", "room/[x]"]
 
@@ -182,7 +182,7 @@ def test_series_counts_what_compaction_and_erasure_have_removed(tmp_path):
     store.append("a", 8, at(9))
     assert store.as_of(9).series().to_pylist() == after
     assert store.verify() == []
-    Store.forget_all()
+    forget_stores()
     rebuild(str(tmp_path / "s"))
     ((rebuilt),) = TimeSeries.open(tmp_path / "s", "me").series().to_pylist()
     assert rebuilt["events"] + rebuilt["edits"] == 10

@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import VALUE, batch
+from tseries.builders import VALUE, batch, forget_stores
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.rewriting import in_milliseconds, rewritten_by_spark, with_columns_backwards
 
@@ -127,7 +127,7 @@ class Program:
         elif act == "rebuild":
             rebuild(self.path)
         else:
-            Store.forget_all()
+            forget_stores()
             self.store = Store.open(self.path)
 
 

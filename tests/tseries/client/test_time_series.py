@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import stored
+from tseries.builders import forget_stores, stored
 from tseries.queries import oracle
 
 from pyspark_tseries import (
@@ -25,7 +25,6 @@ from pyspark_tseries import (
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.ranges import NO_LIMIT, Point, Query, Range
-from pyspark_tseries.store.store import Store
 
 VALUE = {"value": pa.float64()}
 
@@ -327,7 +326,7 @@ def test_random_programs_answer_as_the_model_does(tmp_path_factory, steps, queri
         elif name == "compact":
             compact(path, now_us=2**60)
         elif name == "restart":
-            Store.forget_all()
+            forget_stores()
             series = TimeSeries.open(path)
         elif number is None:
             us = model.newest_us(name) + later

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pyarrow as pa
 import pytest
-from tseries.builders import VALUE, batch, stored
+from tseries.builders import VALUE, batch, forget_stores, stored
 from tseries.limits import set_limits
 
 from pyspark_timestream.errors import OptionError
@@ -209,7 +209,7 @@ def test_cleaning_keeps_what_the_store_needs_however_old_it_is(store):
     before = stored(store.root)
     aged(store.root, 100)
     remove_obsolete_files(store, now_us())
-    Store.forget_all()
+    forget_stores()
     assert stored(store.root) == before
     assert verify(store.root) == []
     fill(Store.open(store.root), 1, 100)
@@ -274,7 +274,7 @@ def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store):
     assert sum(there(second)) == 1
     remove_obsolete_files(store, now_us() + 6 * 60_000_000, small_files=3)
     assert there(second + third) == [False] * 3 + [True] * 3
-    Store.forget_all()
+    forget_stores()
     assert verify(store.root) == []
     assert len(stored(store.root)) == 24
 
@@ -294,7 +294,7 @@ def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
     remove_obsolete_files(store, now_us(), small_files=2)
     assert os.path.exists(stray)
     assert len(heads(store)) < len(before) - 5
-    Store.forget_all()
+    forget_stores()
     assert Store.open(store.root).index().lookup(["a"])["last_sequence"] == [12]
     os.remove(stray)
     assert verify(store.root) == []
@@ -331,7 +331,7 @@ def test_a_head_that_was_current_within_the_hour_can_still_be_read(store, monkey
     store.append(batch(("a", 10**6)), clock=lambda: later)
     remove_obsolete_files(store, later)
     assert len(heads(store)) < len(all_heads)
-    Store.forget_all()
+    forget_stores()
     assert verify(store.root) == []
 
 
@@ -368,7 +368,7 @@ def test_log_cleanup_lets_readers_of_old_versions_continue(store):
     assert old.refresh()
     old.append(batch(("a", 10**6)))
     assert len([row for row in stored(store.root) if row[0] == "a"]) == 61
-    Store.forget_all()
+    forget_stores()
     assert verify(store.root) == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from tseries.builders import VALUE, batch, stored
+from tseries.builders import VALUE, batch, forget_stores, stored
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.spark_calls import Query
 from tseries.subscriber import Client, make
@@ -202,7 +202,7 @@ def test_query_and_subscriber_go_on_with_the_backup_of_store_and_checkpoint(tmp_
     for lost, kept in (("s", "b"), ("c-q", "checkpoint")):
         shutil.rmtree(tmp_path / lost)
         shutil.move(tmp_path / kept, tmp_path / lost)
-    Store.forget_all()
+    forget_stores()
     with pytest.raises(HistoryChanged):
         client.poll()
     client.position, client.got = at, list(got)

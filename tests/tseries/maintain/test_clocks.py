@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
-from tseries.builders import batch, new_store, stored
+from tseries.builders import batch, forget_stores, new_store, stored
 from tseries.limits import set_limits
 from tseries.subscriber import Client
 
@@ -23,7 +23,7 @@ from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import now_us
 
 VALUES = {"value": pa.int64()}
 HOUR, DAY, YEAR = 3_600_000_000, 86_400_000_000, 365 * 86_400_000_000
@@ -133,7 +133,7 @@ def test_commits_each_a_little_ahead_of_the_last_do_not_drift_beyond_an_hour(tmp
             store.append(batch(("a", None)), lambda: begun + more + 60_000_000)  # noqa: B023
     assert store.metadata().commit_us <= now_us() + HOUR
     store.append(batch(("a", None)))
-    Store.forget_all()
+    forget_stores()
     TimeSeries.open(tmp_path / "s", auto_compact=False).append("a", 1.0)
 
 
@@ -206,7 +206,7 @@ def poisoned(series, monkeypatch, ahead=64 * YEAR):
         series.append("c", 4)
         series.edit("a", 1, 5)
         series.append("b", 2, datetime(2090, 6, 1, tzinfo=UTC))
-    Store.forget_all()
+    forget_stores()
 
 
 def test_a_store_with_commits_of_the_future_is_refused_and_repaired(series, tmp_path, monkeypatch):

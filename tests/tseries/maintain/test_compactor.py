@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import VALUE, batch, stored
+from tseries.builders import VALUE, batch, forget_stores, stored
 from tseries.compaction_model import RANGES, STEPS, Model, run
 from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
@@ -42,7 +42,7 @@ def make(path, retained=None, age_us=0):
 
 
 def reopened(path):
-    Store.forget_all()
+    forget_stores()
     return Store.open(str(path))
 
 

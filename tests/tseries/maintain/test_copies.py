@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from lengths import in_ci
-from tseries.builders import batch, stored
+from tseries.builders import batch, forget_stores, stored
 from tseries.subscriber import make
 
 from pyspark_tseries.errors import TseriesError
@@ -58,7 +58,7 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Tree], list[
                 # As quick as a copy: what left the store less than ten minutes ago stays.
                 remove_obsolete_files(store, store.read_clock())
                 trees.append(read_tree(root))
-    Store.forget_all()
+    forget_stores()
     return trees, stored(root, *EVENT)
 
 
@@ -118,7 +118,7 @@ def test_copy_of_a_store_that_is_written_opens_at_a_whole_commit_or_is_repaired(
         rng = random.Random(f"{request.node.name} {number}")
         root = tmp_path / str(number)
         first, last = copy_slowly(trees, root, rng, order)
-        Store.forget_all()
+        forget_stores()
         try:
             Store.open(str(root))
             sound = not verify(str(root))
@@ -133,7 +133,7 @@ def test_copy_of_a_store_that_is_written_opens_at_a_whole_commit_or_is_repaired(
                 done = repair(str(root), give_up=True)
                 given_up += 1
             assert not done.left, (number, first, last, done)
-        Store.forget_all()
+        forget_stores()
         assert verify(str(root)) == [], (number, first, last)
         found = stored(root, *EVENT)
         newest = max((event[2] for event in found), default=-1)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from lengths import repetitions
-from tseries.builders import VALUE, batch
+from tseries.builders import VALUE, batch, forget_stores
 from tseries.limits import set_limits
 
 from pyspark_tseries import TimeSeries
@@ -50,7 +50,7 @@ def fill(path, commits, compacted=None):
         if number == compacted:
             compact(str(path))
             store.refresh()
-    Store.forget_all()
+    forget_stores()
     return path
 
 
@@ -77,7 +77,7 @@ def sound(request):
 
 def answers(path):
     """All events, edits included, as a process reads them that has never seen the store."""
-    Store.forget_all()
+    forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     edits = series.range_query().for_edits()
     tables = [edits.select_from(name).to_arrow() for name in NAMES]
@@ -172,7 +172,7 @@ def test_no_damage_of_one_file_loses_an_event_without_a_word(sound, tmp_path):
         # Each kind in turn, so that few cases have them all.
         kind, how = KINDS[seed % len(KINDS)], chance.choice(WAYS)
         path = tmp_path / "s"
-        Store.forget_all()  # A checkpoint of the case before would be written into this store.
+        forget_stores()  # A checkpoint of the case before would be written into this store.
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(sound, path)
         file = choose(path, kind, chance)

@@ -15,7 +15,7 @@ from deltalake.exceptions import CommitFailedError
 from hypothesis import given
 from hypothesis import strategies as st
 from tseries import foreign
-from tseries.builders import VALUE, sight_as_of, stored
+from tseries.builders import VALUE, forget_stores, sight_as_of, stored
 from tseries.meetings import Meeting, fail, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.power_loss import Disk
@@ -113,7 +113,7 @@ def holding(path, *words):
 
 
 def maintained(path, after_us=TEN_MINUTES_US):
-    Store.forget_all()
+    forget_stores()
     remove_obsolete_files(Store.open(str(path)), now_us() + after_us)
 
 
@@ -185,7 +185,7 @@ def test_the_act_stays_with_who_when_why_and_which(series, path):
     assert table["author"].unique().to_pylist() == ["me"]
     assert [event.timestamp for event in series.range_query().select_from("a").events][2] == at(2)
     second = series.erase("a", [0], "another")
-    Store.forget_all()
+    forget_stores()
     reasons = [each.reason for each in TimeSeries.open(path, "me").erasures()]
     assert reasons == ["request 4711", "another"]
     assert second.commit == 7
@@ -273,7 +273,7 @@ def test_bytes_are_named_until_maintenance_removes_them(series, path, before):
     assert holding(path, SECRET) == there, "tasks may be reading them"
     maintained(path)
     assert holding(path, SECRET) == set()
-    Store.forget_all()
+    forget_stores()
     again = TimeSeries.open(path, "me", auto_compact=False)
     assert again.describe()["erasure_files"] == []
     assert events(again)[1] == (1, None)
@@ -312,7 +312,7 @@ def test_bytes_go_from_checkpoints_of_the_log_too(path, monkeypatch):
     maintained(path)
     assert holding(path, SECRET) == set()
     series.append("a", "goes on", at(30))
-    Store.forget_all()
+    forget_stores()
     assert TimeSeries.open(path).range_query().select_from("a").events[-1].value == "goes on"
     assert verify(str(path)) == []
 
@@ -614,7 +614,7 @@ def test_a_power_loss_at_any_point_erases_all_of_it_or_nothing(tmp_path, monkeyp
     def lose_power():
         for names in (False, True):
             disk.leave(left, names=names)
-            Store.forget_all()
+            forget_stores()
             if not acknowledged:
                 continue
             there = TimeSeries.open(left, "me", auto_compact=False)
@@ -686,7 +686,7 @@ def test_a_lost_head_is_rebuilt_with_its_acts(series, path):
     for file in (path / "_tseries" / "head").iterdir():
         if file.name.startswith(f"{head:016x}"):
             file.unlink()
-    Store.forget_all()
+    forget_stores()
     repair(str(path))
     again = TimeSeries.open(path, "me", auto_compact=False)
     assert [each.id for each in again.erasures()] == [act.id]
@@ -698,11 +698,11 @@ def test_a_restored_version_from_before_the_act_is_refused(series, path):
     version = DeltaTable(path).version()
     series.erase("a", 1, "asked for")
     DeltaTable(path).restore(version)
-    Store.forget_all()
+    forget_stores()
     with pytest.raises(UnusableStore, match="RESTORE"):
         TimeSeries.open(path)
     repair(str(path))
-    Store.forget_all()
+    forget_stores()
     assert events(TimeSeries.open(path, "me"))[1] == (1, None)
 
 

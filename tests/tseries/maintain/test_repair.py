@@ -4,7 +4,7 @@ import dataclasses
 import shutil
 
 import pytest
-from tseries.builders import batch, new_store, stored
+from tseries.builders import batch, forget_stores, new_store, stored
 
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.__main__ import main
@@ -27,7 +27,7 @@ def path(tmp_path):
 
 
 def reopened(path):
-    Store.forget_all()
+    forget_stores()
     return Store.open(str(path))
 
 
@@ -36,7 +36,7 @@ def run(path, capsys):
     """The command, as by a process that has never seen the store: its exit code and its words."""
 
     def call(*more):
-        Store.forget_all()
+        forget_stores()
         code = main(["repair", str(path), *more])
         said = capsys.readouterr()
         return code, said.out + said.err
@@ -53,7 +53,7 @@ def test_a_sound_store_needs_no_repair(path):
 def test_a_lost_head_is_mended_and_no_event_is_lost(path):
     before = stored(path)
     shutil.rmtree(path / "_tseries" / "head")
-    Store.forget_all()
+    forget_stores()
     planned = repair(str(path), dry_run=True)
     assert "is rebuilt from the events" in str(planned.mended[0])
     assert any("cannot be read" in line for line in map(str, verify(str(path))))
@@ -64,7 +64,7 @@ def test_a_lost_head_is_mended_and_no_event_is_lost(path):
 
 def lose_head(path, head_id):
     (path / "_tseries" / "head" / f"{head_id:016x}.arrow").unlink()
-    Store.forget_all()
+    forget_stores()
 
 
 def test_a_head_that_lacks_an_earlier_one_keeps_its_counts_range_and_policy(tmp_path):

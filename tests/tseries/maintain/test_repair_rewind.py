@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from lengths import in_ci
-from tseries.builders import batch, new_store, stored
+from tseries.builders import batch, forget_stores, new_store, stored
 from tseries.power_loss import Disk
 from tseries.subscriber import Client
 from tseries.torn_files import newest, tear
@@ -27,7 +27,7 @@ TORN = in_ci(["half", "zeros"], ["empty", "half", "zeros"])
 
 
 def opened(path, durability="os"):
-    Store.forget_all()
+    forget_stores()
     return TimeSeries.open(path, "me", durability=durability, auto_compact=False)
 
 
@@ -37,7 +37,7 @@ def fill(path, durability, commits=13):
     )
     for number in range(commits):
         series.append("ab"[number % 2], number)
-    Store.forget_all()
+    forget_stores()
     return path
 
 
@@ -169,7 +169,7 @@ def test_batches_of_lost_commits_are_named_and_stored_when_they_come_again(tmp_p
     store = new_store(tmp_path / "s")
     for number in range(3):
         store.append(batch(("a", number), token=("tseries:q:hourly", number)), synced=False)
-    Store.forget_all()
+    forget_stores()
     tear(newest(tmp_path / "s", "data"), "empty")
     done = repair(str(tmp_path / "s"))
     assert done.lost[1].startswith("batch 2 of 'hourly': if it is a query, remove 'commits/2'")
@@ -248,7 +248,7 @@ def test_rewind_gives_up_the_newest_commit_if_its_file_is_damaged(tmp_path):
 
 def test_repair_command_reports_losses_and_exits_with_1_if_some_are_left(path, capsys):
     def run(*more):
-        Store.forget_all()
+        forget_stores()
         return main(["repair", str(path), *more]), capsys.readouterr().out
 
     tear_commit(path)
@@ -275,7 +275,7 @@ def test_rewind_after_any_power_loss_keeps_a_prefix_of_the_commits(tmp_path, mon
     left = tmp_path / "left"
     disk.leave(left, names=bool(seed % 2), seed=seed)
     monkeypatch.undo()
-    Store.forget_all()
+    forget_stores()
     done = repair(str(left))
     assert done.left == ()
     assert verify(str(left)) == []

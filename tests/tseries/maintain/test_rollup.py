@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tseries.builders import forget_stores
 from tseries.deliveries import AUTUMN, BEGIN, CELLS, MINUTES, SERIES, Deliveries
 from tseries.limits import set_limits
 from tseries.meetings import Meeting
@@ -530,12 +531,12 @@ def test_a_source_that_was_put_back_is_refused_and_a_rollup_that_was_goes_on(sou
     wanted = read_values(tmp_path / "r")
     shutil.rmtree(tmp_path / "r")
     shutil.move(tmp_path / "r-before", tmp_path / "r")
-    Store.forget_all()
+    forget_stores()
     source.rollup(tmp_path / "r")
     assert read_values(tmp_path / "r") == wanted
     shutil.rmtree(tmp_path / "s")
     shutil.move(tmp_path / "s-before", tmp_path / "s")
-    Store.forget_all()
+    forget_stores()
     for first in (10, 16):  # It is as far behind, then further than before.
         with pytest.raises(HistoryChanged, match="an older state of the store was put back") as old:
             TimeSeries.open(tmp_path / "s").rollup(tmp_path / "r")
@@ -608,12 +609,12 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
     wanted = read_values(tmp_path / "whole")
     for moment in range(1, 100, step):
         kills = 0
-        Store.forget_all()  # A checkpoint of the last round would be written into these stores.
+        forget_stores()  # A checkpoint of the last round would be written into these stores.
         for path in ("s", "r"):
             shutil.rmtree(tmp_path / path, ignore_errors=True)
         for state in ("s-early", "s-late"):
             shutil.copytree(tmp_path / state, tmp_path / "s", dirs_exist_ok=True)
-            Store.forget_all()
+            forget_stores()
             with monkeypatch.context() as broken:
                 done = crashing(broken, moment)
                 try:
@@ -621,7 +622,7 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
                 except Crash:
                     kills += 1
             assert done[0] <= moment or not kills
-            Store.forget_all()
+            forget_stores()
             roll(TimeSeries.open(tmp_path / "s", "ann"), tmp_path / "r")
         assert sorted(read_values(tmp_path / "r"), key=str) == sorted(wanted, key=str)
         assert TimeSeries.open(tmp_path / "r").verify() == []
@@ -647,7 +648,7 @@ def test_of_two_runs_at_the_same_time_one_writes_and_the_other_goes_on(
         stores._open_stores[location] = ours
 
     for before in (0, 1, 2):
-        Store.forget_all()
+        forget_stores()
         shutil.rmtree(tmp_path / "r", ignore_errors=True)
         series = TimeSeries.open(tmp_path / "s", "ann")
         settings = runs.RollupOptions("1 hour", {"celsius": "mean", "n": ("*", "count")})
@@ -655,7 +656,7 @@ def test_of_two_runs_at_the_same_time_one_writes_and_the_other_goes_on(
         meets = [lambda: None] * before + [rival]
         stores._open_stores[location] = Meeting(made, before=meets)
         roll(series, tmp_path / "r")
-        Store.forget_all()
+        forget_stores()
         whole = [(r["series"], r["timestamp"], r["celsius"]) for r in buckets(tmp_path / "whole")]
         there = [
             (r["series"], r["timestamp"], r["celsius"]) for r in buckets(tmp_path / "r", "allEdits")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from tseries.builders import batch, new_store, stored
+from tseries.builders import batch, forget_stores, new_store, stored
 
 from pyspark_tseries import describe
 from pyspark_tseries.__main__ import main
@@ -160,7 +160,7 @@ def path(tmp_path):
 
 
 def reopened(path):
-    Store.forget_all()
+    forget_stores()
     return Store.open(str(path))
 
 
@@ -199,10 +199,10 @@ def test_a_file_that_is_not_sorted_is_named(path):
 def test_a_lost_head_is_found_and_rebuilt(path):
     before = describe(str(path))
     shutil.rmtree(path / "_tseries" / "head")
-    Store.forget_all()
+    forget_stores()
     assert any("cannot be read" in line for line in map(str, verify(str(path))))
     assert rebuild(str(path)) == 4
-    Store.forget_all()
+    forget_stores()
     assert verify(str(path)) == []
     after = describe(str(path))
     assert (after["series"], after["events"]) == (before["series"], before["events"])
@@ -219,7 +219,7 @@ def test_a_rebuilt_head_keeps_the_counts_of_the_newest_head_that_can_be_read(pat
     store.append(batch(("a", 9)))
     assert newest.exists()
     (path / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
-    Store.forget_all()
+    forget_stores()
     rebuild(str(path))
     assert describe(str(path))["dropped"] == index.metadata.dropped == 1
     assert verify(str(path)) == []
@@ -272,7 +272,7 @@ def test_a_wider_span_of_time_brings_nothing_back(tmp_path):
 
 def test_commands_report_violations_and_exit_with_1(path, capsys):
     def run(command):
-        Store.forget_all()
+        forget_stores()
         code = main([command, str(path)])
         return code, capsys.readouterr().out
 
@@ -294,7 +294,7 @@ def test_rebuild_of_a_lost_head_keeps_what_was_out_of_range(tmp_path):
     store.append(batch(("a", 5)))
     store.refresh()
     (tmp_path / "s" / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
-    Store.forget_all()
+    forget_stores()
     rebuild(str(tmp_path / "s"))
     assert visible(tmp_path / "s") == [("a", 3), ("a", 4), ("a", 5)]
     assert describe(str(tmp_path / "s"))["retained_range"] == "limit 4"
@@ -355,7 +355,7 @@ def test_wrong_bounds_in_the_log_are_found_and_mended(tmp_path):
     entry = path / "_delta_log" / f"{1:020d}.json"
     forged = entry.read_bytes().replace(rb"\"series\": \"b\"", rb"\"series\": \"a\"")
     entry.write_bytes(seal(forged))
-    Store.forget_all()
+    forget_stores()
     assert {found.kind for found in verify(str(path))} == {"bounds"}
     assert [found.kind for found in repair(str(path)).mended] == ["bounds"]
     assert verify(str(path)) == []

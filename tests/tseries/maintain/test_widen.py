@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import stored
+from tseries.builders import forget_stores, stored
 from tseries.limits import set_limits
 from tseries.meetings import Meeting, fail, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
@@ -113,7 +113,7 @@ def rows(table):
 
 def everything(path, commits=None):
     """Whatever one may ask a store, in plain values; what is refused, by its kind of error."""
-    Store.forget_all()
+    forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     last = series._store.snapshot().metadata.commit if commits is None else commits
     answers = {}
@@ -147,7 +147,7 @@ def everything(path, commits=None):
 
 def contents(path):
     """What a store holds: to any Delta reader, and to a query of now and of an earlier commit."""
-    Store.forget_all()
+    forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     return (
         sorted_rows(DeltaTable(str(path)).to_pyarrow_table()),
@@ -162,7 +162,7 @@ def sorted_rows(table):
 
 
 def types(path):
-    Store.forget_all()
+    forget_stores()
     return {field.name: field.type for field in Store.open(str(path)).values}
 
 
@@ -273,7 +273,7 @@ def run(series, steps, first=0):
             case ("rebuild",):
                 rebuild(path)
             case ("reopen",):
-                Store.forget_all()
+                forget_stores()
 
 
 def attempt(act):
@@ -530,7 +530,7 @@ def killed_after(series, files, wanted=WIDE):
 
     with pytest.raises(Killed):
         series.widen_columns(wanted, progress)
-    Store.forget_all()
+    forget_stores()
 
 
 @pytest.mark.parametrize("files", [0, 5, 14])
@@ -728,7 +728,7 @@ def test_a_wrong_bit_in_the_entry_of_the_change_is_corrected(series, path):
     content = entry.read_bytes()
     at = content.index(b"schemaString") + 40
     entry.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    Store.forget_all()
+    forget_stores()
     assert [finding.kind for finding in verify(str(path))][:1] == ["log entry"]
     assert repair(str(path)) != RepairResult()
     assert verify(str(path)) == []
@@ -741,7 +741,7 @@ def test_an_entry_of_the_change_that_is_gone_is_never_guessed(series, path):
     sorted(path.glob("_delta_log/*.json"))[-2].unlink()
     for checkpoint in path.glob("_delta_log/*checkpoint*"):
         checkpoint.unlink()
-    Store.forget_all()
+    forget_stores()
     repair(str(path))
     found = verify(str(path))
     if not found:
@@ -755,7 +755,7 @@ def test_an_older_state_that_another_tool_restores_is_refused_and_undone(series,
     series.append("c", {"n": 2**40})
     before = contents(path)
     DeltaTable(str(path)).restore(version)
-    Store.forget_all()
+    forget_stores()
     repair(str(path))
     assert types(path) == {**NARROW, **WIDE}
     assert contents(path) == before
@@ -806,7 +806,7 @@ def test_a_call_that_is_killed_between_types_and_files_of_an_object_store_is_fin
         killing.setattr(log, "_add_remote", lambda self, change: fail(Killed()))
         with pytest.raises(Killed):
             series.widen_columns(WIDE)
-    Store.forget_all()
+    forget_stores()
     series = TimeSeries.open(uri, "me", auto_compact=False, storage_options=bucket.options)
     assert rows(series.range_query().select_from("a").to_arrow()) == before
     series.append("a", {"n": 2**40})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tseries.builders import batch, stored
+from tseries.builders import batch, forget_stores, stored
 
 import pyspark_tseries
 from pyspark_tseries import PermissionDenied, TimeSeries, describe
@@ -285,7 +285,7 @@ def test_owner_permission_is_checked_on_a_torn_head_or_log(path):
     for file in (head, Path(path, "_delta_log", f"{1:020d}.json")):
         whole = file.read_bytes()
         file.write_bytes(b"")
-        Store.forget_all()
+        forget_stores()
         with pytest.raises(PermissionDenied, match="'reader' may not repair"):
             repair(path, principal="reader")
         assert repair(path, principal="owner", dry_run=True).mended

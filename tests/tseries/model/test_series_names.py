@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lengths import repetitions
-from tseries.builders import VALUE, batch, new_store, stored
+from tseries.builders import VALUE, batch, forget_stores, new_store, stored
 from tseries.limits import set_limits
 from tseries.subscriber import Client
 
@@ -31,7 +31,7 @@ LEGAL = st.text(LETTERS, max_size=4)
 
 
 def reopened(path):
-    Store.forget_all()
+    forget_stores()
     return TimeSeries.open(str(path), author="me", auto_compact=False)
 
 
@@ -116,7 +116,7 @@ def old(tmp_path):
                 line["add"]["stats"] = json.dumps(json.loads(line["add"]["stats"]))
         lines = [json.dumps(line, separators=(",", ":")).encode() for line in lines]
         path.write_bytes(seal(b"".join(line + b"\n" for line in lines)))
-    Store.forget_all()
+    forget_stores()
     return tmp_path / "s"
 
 

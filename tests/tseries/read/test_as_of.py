@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import VALUE, batch, sight_as_of, sight_now
+from tseries.builders import VALUE, batch, forget_stores, sight_as_of, sight_now
 from tseries.compaction_model import RANGES, STEPS, Model, run
 
 from pyspark_tseries.errors import InvalidQuery
@@ -45,7 +45,7 @@ def test_an_answer_stays_the_same_after_appends_edits_and_compactions(tmp_path):
             assert all_edits(*sight_as_of(store, us)) == rows
             assert all_edits(*sight_as_of(store, us + 4)) == rows
         compact(str(tmp_path / "s"), 60)
-        Store.forget_all()
+        forget_stores()
         store = Store.open(str(tmp_path / "s"))
     assert all_edits(*sight_as_of(store, -1)) == []
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, QueryBuilder
 from lengths import in_ci
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from tseries.builders import forget_stores
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.compactor import compact
@@ -70,7 +71,7 @@ def fill(path):
         store.append("ab"[number % 2], row(number), begin + datetime.timedelta(microseconds=number))
     store.edit("a", 1, row(1))
     store.edit("b", 0, dict.fromkeys(VALUES))
-    Store.forget_all()
+    forget_stores()
     return path
 
 

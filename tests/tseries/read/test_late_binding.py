@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from tseries.builders import batch, new_store
+from tseries.builders import batch, forget_stores, new_store
 from tseries.limits import set_limits
 
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
@@ -184,7 +184,7 @@ def test_read_of_one_evaluation_is_the_same_after_more_was_added(tmp_path, later
     first = read(planned, parts)
     store.append(batch(("b", 1)))
     readers._last_snapshots.clear()  # Another worker.
-    Store.forget_all()
+    forget_stores()
     assert read(planned, parts) == first
     assert len(first) == 5
 

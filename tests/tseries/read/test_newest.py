@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tseries.builders import forget_stores
 from tseries.deliveries import Deliveries, programs
 from tseries.limits import set_limits
 
@@ -27,7 +28,6 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.ranges import ALL_SERIES, Point, Query, Range
 from pyspark_tseries.read import newest, newest_table
 from pyspark_tseries.read.newest import asked_count
-from pyspark_tseries.read.newest_table import forget_newest
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage import snapshot as heads
@@ -65,7 +65,7 @@ def limits(monkeypatch):
     set_limits(monkeypatch, group_rows=3, piece_rows=2, head_changes=4)
     monkeypatch.setattr(newest_table, "MAX_PATCHED_ROWS", 4)
     monkeypatch.setattr(newest_table, "MAX_SEPARATE_PROBES", 1)
-    forget_newest()
+    newest_table._STORES.clear()
 
 
 class Program:
@@ -128,7 +128,7 @@ class Program:
         rebuild(str(self.path))
 
     def reopen(self):
-        Store.forget_all()
+        forget_stores()
         self.series = TimeSeries.open(self.path, "me", auto_compact=False, durability="os")
 
     def copy_path(self):
@@ -215,7 +215,7 @@ def test_after_any_operation_the_kept_events_are_those_of_the_files(
         check(program, question)
     for _, question in steps[-2:]:
         warm = check(program, question)
-        forget_newest()
+        newest_table._STORES.clear()
         assert check(program, question).equals(warm)
 
 
@@ -335,7 +335,7 @@ def test_another_store_at_the_path_is_read_anew(store, tmp_path):
     store.series.latest()
     store.path.rename(tmp_path / "away")
     other.path.rename(store.path)
-    Store.forget_all()
+    forget_stores()
     moved = TimeSeries.open(tmp_path / "away")
     assert moved.latest().to_arrow()["series"].to_pylist() == NAMES
     assert TimeSeries.open(store.path).latest().to_arrow()["series"].to_pylist() == ["a", "z"]

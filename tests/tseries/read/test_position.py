@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import batch
+from tseries.builders import batch, forget_stores
 from tseries.compaction_model import RANGES, STEPS, Model, run
 from tseries.limits import set_limits
 from tseries.subscriber import Client, make, rows_of
@@ -74,7 +74,7 @@ def test_subscriber_after_many_commits_gets_each_event_once(tmp_path):
         if n in (40, 80, 110):
             compact(str(tmp_path / "s"))
     remove_obsolete_files(store, 2**60)
-    Store.forget_all()
+    forget_stores()
     got = client.drain(7)[1:]
     assert sorted(got) == sorted(
         [("a", n) for n in range(1, 121)] + [(f"b{k}", n) for k in range(3) for n in range(40)]

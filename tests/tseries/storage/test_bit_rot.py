@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lengths import repetitions
-from tseries.builders import batch, data_file, new_store, stored
+from tseries.builders import batch, data_file, forget_stores, new_store, stored
 from tseries.limits import set_limits
 
 from pyspark_tseries import TimeSeries
@@ -122,7 +122,7 @@ def test_a_flipped_bit_of_a_store_is_named_by_every_read_and_by_verify(path):
     names = pq.read_metadata(victim).row_group(0).column(0)
     sound[names.data_page_offset + names.total_compressed_size // 2] ^= 4
     victim.write_bytes(sound)
-    Store.forget_all()
+    forget_stores()
     FOOTER_CACHE.clear()
     series = TimeSeries.open(path, auto_compact=False)
     for read in (
@@ -181,12 +181,12 @@ def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):
         content[content.index(b"ab")] ^= 4
         file.seek(0)
         file.write(content)
-    Store.forget_all()
+    forget_stores()
     with pytest.raises(UnusableStore, match="its checksum is another one"):
         Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
     assert any(victim in line for line in map(str, verify(str(tmp_path / "s"))))
     repair(str(tmp_path / "s"))
-    Store.forget_all()
+    forget_stores()
     assert verify(str(tmp_path / "s")) == []
     assert stored(tmp_path / "s", "series", "sequence") == sound
     Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
@@ -209,7 +209,7 @@ def test_a_head_of_another_form_is_named(tmp_path, content):
     else:
         with open(path, "wb") as file:
             file.write(content)
-    Store.forget_all()
+    forget_stores()
     with pytest.raises(UnusableStore, match=r"head file '.*repair"):
         Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
     assert any(path in line for line in map(str, verify(str(tmp_path / "s"))))
@@ -235,7 +235,7 @@ def test_every_kind_of_damage_is_reported_and_the_rest_is_still_checked(tmp_path
     first, second, third = store.snapshot().files
     damage(tmp_path / "s" / second.path)
     (tmp_path / "s" / third.path).unlink()
-    Store.forget_all()
+    forget_stores()
     found = list(map(str, verify(str(tmp_path / "s"))))
     assert any(second.path in line and re.search(said, line) for line in found)
     assert any(third.path in line and "is missing" in line for line in found)

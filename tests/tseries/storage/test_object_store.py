@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import DoubleType, StringType, StructType
 from spark_task import in_task
-from tseries.builders import VALUE, batch, sight_as_of, sight_now
+from tseries.builders import VALUE, batch, forget_stores, sight_as_of, sight_now
 from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
@@ -76,7 +76,7 @@ def now_us():
 
 def events(location):
     """(series, sequence, value) of all events, as somebody who comes anew sees them."""
-    Store.forget_all()
+    forget_stores()
     snapshot, index = sight_now(Store.open(location))
     found = run_query(snapshot, index, Query("allEdits")).table
     return list(
@@ -98,7 +98,7 @@ def test_the_python_client_appends_edits_and_queries(location):
     assert made.edit("a", 4, 40.0).sequence == 6
     rows = pa.table({"series": ["b", "a"], "value": [1.0, 2.0]})
     assert made.append_many(rows)["sequence"].to_pylist() == [0, 7]
-    Store.forget_all()
+    forget_stores()
     again = TimeSeries.open(location.root, storage_options=dict(location.options))
     found = again.range_query().select_from("a")
     assert [event.value for event in found.events] == [3.0, 40.0, 5.0, 2.0]
@@ -149,7 +149,7 @@ def test_the_command_line_describes_verifies_and_rebuilds(store, location, capsy
     assert f"path              {location.root}" in said
     assert said.endswith("sound\n")
     location.remove(files_of(location, "_tseries", "head"))
-    Store.forget_all()
+    forget_stores()
     assert main(["verify", *command(location)]) == 1
     assert rebuild(location) == 2
     assert verify(location) == []
@@ -185,7 +185,7 @@ def test_a_subscriber_gets_the_last_entries_and_then_every_event_once(store, loc
         start = end
         if n == 1:
             store.append(batch(("a", 3, 4.0), ("c", 1, 5.0)))
-            Store.forget_all()
+            forget_stores()
     assert got == [("a", 1), ("b", 0), ("a", 2), ("c", 0)]
 
 

@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 import pytest
-from tseries.builders import VALUE, batch
+from tseries.builders import VALUE, batch, forget_stores
 from tseries.meetings import Meeting, fail, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
@@ -26,7 +26,7 @@ def store(bucket, tmp_path, without_pauses):  # noqa: F811 the fixture
 
 
 def sequences(store):
-    Store.forget_all()
+    forget_stores()
     assert verify(store.location) == []
     return int(Store.open(store.location).index().lookup(["a"])["last_sequence"][0])
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from documents import table
 from lengths import in_ci
-from tseries.builders import new_store
+from tseries.builders import forget_stores, new_store
 from tseries.large_batches import NOW, as_tasks, at, large
 from tseries.power_loss import Disk
 from tseries.torn_files import newest, tear
@@ -24,7 +24,6 @@ from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import location
 from pyspark_tseries.store import checkpoints
 from pyspark_tseries.store.admin_commits import add_columns
-from pyspark_tseries.store.store import Store
 
 VALUES = {"value": pa.int64()}
 
@@ -38,7 +37,7 @@ def path(tmp_path):
     for number in range(10):
         series.append("ab"[number % 2], number)
     checkpoints.wait_for_checkpoints()
-    Store.forget_all()
+    forget_stores()
     return tmp_path / "s"
 
 
@@ -68,7 +67,7 @@ class Machine:
         # `make test` tries another case at each moment, and CI all of them.
         for case in in_ci([cases[self.moments % len(cases)]], cases):
             self.disk.leave(self.left, **case)
-            Store.forget_all()
+            forget_stores()
             self.losses += 1
             if self.told is None:
                 continue
@@ -131,7 +130,7 @@ def test_a_store_whose_first_creator_died_before_it_synced_survives_a_power_loss
             TimeSeries.create(path, VALUES, "unlimited", "me")
     assert path.is_dir()
     TimeSeries.create(path, VALUES, "unlimited", "me", auto_compact=False).append("a", 7)
-    Store.forget_all()
+    forget_stores()
     disk.leave(tmp_path / "left", names=False)
     assert contents(tmp_path / "left") == [("a", 0, 7)]
 

@@ -197,13 +197,13 @@ def test_footers_are_kept_up_to_a_bound(tmp_path):
         data.append(data_file(written.path, written.size))
     one = FooterCache()
     one.get(location, data[0])
-    room = int(3.5 * one.kept_bytes)
+    room = int(3.5 * one._bytes)
     kept = FooterCache(room)
     for _turn in range(3):
         for file in data:
             assert kept.get(location, file).bounds("sequence") == [(0, 5)]
             assert (location, file) in kept
-            assert kept.kept_bytes <= room
+            assert kept._bytes <= room
     assert [(location, file) in kept for file in data] == [False] * 5 + [True] * 3
     assert kept.get(location, data[5]) is kept.get(location, data[5])
     kept.get(location, data[0])

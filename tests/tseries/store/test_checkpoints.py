@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from tseries.builders import forget_stores
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.background import maintain
@@ -26,7 +27,6 @@ from pyspark_tseries.store.checkpoints import (
     wait_for_checkpoints,
     write_checkpoint,
 )
-from pyspark_tseries.store.store import Store
 
 VALUES = {"value": pa.int64()}
 INTERVAL = 10
@@ -72,7 +72,7 @@ def test_no_commit_waits_for_a_checkpoint_and_the_newest_that_is_due_is_written(
     held.go.set()
     assert last_checkpoint(series) == 5 * INTERVAL - 1
     assert held.written == [INTERVAL - 1, 5 * INTERVAL - 1]
-    Store.forget_all()
+    forget_stores()
     assert len(TimeSeries.open(series._store.root).range_query().select_from("a")) == 5 * INTERVAL
     assert series.verify() == []
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_a_killed_process_left_out_is_made_up_for_by_the_next_
         killed.setattr("pyspark_tseries.store.log.checkpoint_later", lambda *_: None)
         append(series, INTERVAL + 3)
     assert last_checkpoint(series) == -1
-    Store.forget_all()
+    forget_stores()
     TimeSeries.open(series._store.root, "me", auto_compact=False).append("a", 1)
     assert last_checkpoint(series) == INTERVAL + 4
 
@@ -259,7 +259,7 @@ def test_an_older_copy_that_is_put_back_meanwhile_gets_no_checkpoint_of_what_it_
     go.set()
     wait_for_checkpoints()
     assert DeltaTable(path).version() == 4
-    Store.forget_all()
+    forget_stores()
     again = TimeSeries.open(path, "me", auto_compact=False)
     assert last_checkpoint(again) == -1
     assert len(again.range_query().select_from("a")) == 4

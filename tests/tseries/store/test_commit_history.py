@@ -7,7 +7,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import batch
+from tseries.builders import batch, forget_stores
 from tseries.limits import set_limits
 from tseries.spark_calls import Query
 from tseries.subscriber import Client, make
@@ -35,7 +35,7 @@ from pyspark_tseries.store.store import Store
 def copy(source, target):
     """A copy, or a copy put back, as `cp -a` of the whole folder makes it."""
     # A checkpoint that is due would be written in the middle.
-    Store.forget_all()
+    forget_stores()
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
 
@@ -67,7 +67,7 @@ def cut_log(store):
         store.location.file("_delta_log", f"{v:020d}.json") for v in range(store.version())
     ):
         store.location.remove([file])
-    Store.forget_all()
+    forget_stores()
     return Store.open(store.root)
 
 
@@ -271,7 +271,7 @@ def test_checkpoint_of_a_subscriber_older_than_the_store_gets_what_followed(tmp_
     store = append(tmp_path / "s", *range(5, 50))
     compact(str(tmp_path / "s"))
     remove_obsolete_files(store, 2**60)
-    Store.forget_all()
+    forget_stores()
     client.drain()
     again, client.position = client.got[got:], old
     client.got = client.got[:got]
@@ -308,7 +308,7 @@ def test_store_put_back_before_its_first_commit_is_noticed(tmp_path):
 def test_store_created_again_under_a_subscriber_is_another_one(tmp_path):
     client = fork(tmp_path)
     shutil.rmtree(tmp_path / "s")
-    Store.forget_all()
+    forget_stores()
     make(tmp_path / "s")
     append(tmp_path / "s", *range(20))
     with pytest.raises(UnusableStore, match="of another store"):
@@ -327,7 +327,7 @@ def test_subscriber_goes_on_after_a_repair_that_gave_commits_up(tmp_path):
     """What is lost is reported by the repair, and its numbers are not used again (26.2)."""
     client = fork(tmp_path)
     tear_commit(tmp_path / "s", 7)
-    Store.forget_all()
+    forget_stores()
     repair(str(tmp_path / "s"))
     append(tmp_path / "s", 60, 61)
     assert client.poll() == [("a", 6), ("a", 7)]
@@ -440,7 +440,7 @@ def test_store_put_back_to_before_the_query_is_refused(tmp_path):
 
 def test_store_created_again_under_a_query_is_another_one(tmp_path, query):
     shutil.rmtree(tmp_path / "s")
-    Store.forget_all()
+    forget_stores()
     make(tmp_path / "s")
     with pytest.raises(StoreMismatch, match="is another one"):
         write(query, 2)
@@ -490,7 +490,7 @@ def test_empty_batch_in_place_of_one_with_rows_is_refused(tmp_path, query):
 def test_batch_that_a_repair_gave_up_is_not_skipped_by_its_query(tmp_path, query):
     write(query, 2)
     tear_commit(tmp_path / "s", 3)
-    Store.forget_all()
+    forget_stores()
     repair(query.store)
     with pytest.raises(HistoryChanged, match="remove all files from number 2 on in 'commits'"):
         write(query, 3)
@@ -503,7 +503,7 @@ def test_query_goes_on_after_a_repair_that_gave_up_commits_of_others(tmp_path, q
     shutil.rmtree(query.checkpoint / "sinks")
     write(query, 1)  # Comes again, and so remembers the last commit of all.
     tear_commit(tmp_path / "s", 3)
-    Store.forget_all()
+    forget_stores()
     repair(query.store)
     write(query, 2)
     assert TimeSeries.open(query.store).describe()["events"] == 3

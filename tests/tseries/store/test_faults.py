@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql.pandas.types import from_arrow_schema
-from tseries.builders import VALUE, stored
+from tseries.builders import VALUE, forget_stores, stored
 from tseries.meetings import Meeting
 
 from pyspark_tseries import (
@@ -179,7 +179,7 @@ def test_what_is_no_path_is_refused_and_creates_nothing(tmp_path, monkeypatch, w
 def test_lost_head_error_names_the_rebuild_command(series, tmp_path):
     series.append("a", 0.0)
     shutil.rmtree(tmp_path / "s" / "_tseries" / "head")
-    Store.forget_all()
+    forget_stores()
     with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):
         TimeSeries.open(tmp_path / "s").append("a", 1.0)
 
@@ -194,7 +194,7 @@ def broken(path):
 def test_through_spark_as_well_before_any_task(series, tmp_path, harm, use):
     series.append("a", 0.0)
     harm(tmp_path / "s")
-    Store.forget_all()
+    forget_stores()
     source = DefaultSource({"path": str(tmp_path / "s")})
     schema = from_arrow_schema(pa.schema([("series", pa.string()), ("value", pa.float64())]))
     with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):

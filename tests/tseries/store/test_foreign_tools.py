@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from lengths import in_ci
+from tseries.builders import forget_stores
 from tseries.rewriting import in_milliseconds, rewritten_by_spark
 from tseries.spark_calls import read
 from tseries.subscriber import Client
@@ -29,7 +30,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def opened(path):
-    Store.forget_all()
+    forget_stores()
     return TimeSeries.open(path, "me", auto_compact=False)
 
 

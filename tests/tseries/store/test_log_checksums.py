@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from lengths import in_ci
+from tseries.builders import forget_stores
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
@@ -29,7 +30,7 @@ def fill(path, commits):
     for number in range(commits):
         series.append("abc"[number % 3], number)
         wait_for_checkpoints()  # Else one that is late is left out for the next one.
-    Store.forget_all()
+    forget_stores()
     return path
 
 
@@ -56,7 +57,7 @@ def entry(path, version):
 
 def answers(path):
     """What a process that has never seen the store reads."""
-    Store.forget_all()
+    forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     return [series.range_query().select_from(name).to_arrow() for name in "abc"]
 
@@ -264,7 +265,7 @@ def test_the_next_commit_replaces_a_last_checkpoint_that_is_none(with_checkpoint
         os.remove(path / "_delta_log" / f"{49:020d}.checkpoint.parquet")
     else:
         pointer.write_text(named)
-    Store.forget_all()
+    forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     for number in range(10 if named == "missing" else 1):
         series.append("b", number)

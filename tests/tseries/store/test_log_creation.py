@@ -6,7 +6,7 @@ import shutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tseries.builders import VALUE, batch, new_store, stored
+from tseries.builders import VALUE, batch, forget_stores, new_store, stored
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
@@ -26,7 +26,7 @@ def path(tmp_path):
     store = new_store(tmp_path / "s")
     for number in range(4):
         store.append(batch(("a", number), ("b", number)))
-    Store.forget_all()
+    forget_stores()
     return tmp_path / "s"
 
 

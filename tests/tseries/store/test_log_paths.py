@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from deltalake import DeltaTable
-from tseries.builders import batch, new_store
+from tseries.builders import batch, forget_stores, new_store
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
@@ -46,7 +46,7 @@ def location(tmp_path):
     store = new_store(tmp_path / "s")
     for n in range(3):
         store.append(batch(("a", n)))
-    Store.forget_all()
+    forget_stores()
     return tmp_path
 
 
@@ -76,7 +76,7 @@ def name(location, path, action, forged=False):
 def test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused(location, path, forged):
     path = name(location, path, "add", forged)
     for use in (Store.open, compact, lambda where: Store.open(where).append(batch(("a", 9)))):
-        Store.forget_all()
+        forget_stores()
         with pytest.raises(UnusableStore) as error:
             use(str(location / "s"))
         assert f"names the file '{path}'" in str(error.value)
@@ -84,7 +84,7 @@ def test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused(location,
     assert any("it was not read" in line for line in map(str, verify(str(location / "s"))))
     assert repair(str(location / "s")).left == ()
     assert verify(str(location / "s")) == []
-    Store.forget_all()
+    forget_stores()
     Store.open(str(location / "s")).append(batch(("a", 9)))
     assert (location / "other.parquet").exists()
 

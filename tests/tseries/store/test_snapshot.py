@@ -8,7 +8,7 @@ import threading
 
 import pyarrow as pa
 import pytest
-from tseries.builders import sight_now
+from tseries.builders import forget_stores, sight_now
 
 from pyspark_tseries import NoSuchStore, PermissionDenied, TimeSeries
 from pyspark_tseries.store.store import Store
@@ -147,7 +147,7 @@ def test_a_query_that_waits_for_a_commit_does_not_stop_it(tmp_path):
     """A snapshot's index is read under the store's lock, which a commit holds."""
     path = str(tmp_path / "s")
     TimeSeries.create(path, VALUE, "unlimited", "me", auto_compact=False).append("a", 1)
-    Store.forget_all()
+    forget_stores()
     store = Store.open(path)
     before = store.snapshot()  # Its index is not in memory.
     TimeSeries(store, "me", auto_compact=False).append("a", 2)

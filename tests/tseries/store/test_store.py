@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
-from tseries.builders import VALUE, batch, new_store, stored
+from tseries.builders import VALUE, batch, forget_stores, new_store, stored
 from tseries.meetings import Meeting, fail, rival
 
 from pyspark_timestream.errors import OptionError
@@ -37,7 +37,7 @@ from pyspark_tseries.write.rows import digest_rows
 
 def reopened(path):
     """The store as another process finds it."""
-    Store.forget_all()
+    forget_stores()
     return Store.open(str(path))
 
 
@@ -224,7 +224,7 @@ def test_an_unknown_store_is_an_error_that_names_the_path(tmp_path):
 def test_a_store_of_a_newer_format_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(properties, "FORMAT_VERSION", 2)
     new_store(tmp_path / "s")
-    Store.forget_all()
+    forget_stores()
     monkeypatch.undo()
     with pytest.raises(UnusableStore, match=r"tseries.formatVersion 2; accepted: 1"):
         Store.open(str(tmp_path / "s"))
