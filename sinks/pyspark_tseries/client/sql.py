@@ -370,10 +370,10 @@ class _StoreCache:
         files = [file for file in snapshot.files if file.kind == "edit"]
         if snapshot.as_of is not None:
             early = RowFilter(commits=(ANY_VALUE[0], snapshot.as_of))
-            return read_rows(self._location, files, schema, schema.names, early)
+            return read_rows(self._location, files, schema, early)
         for file in files:
             if file.path not in self._edits:
-                rows = read_rows(self._location, [file], schema, schema.names, RowFilter())
+                rows = read_rows(self._location, [file], schema, RowFilter())
                 self._edits[file.path] = rows
         return pa.concat_tables([schema.empty_table(), *(self._edits[f.path] for f in files)])
 

@@ -36,7 +36,7 @@ from pyspark_tseries.model.arrays import (
     split_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import file_schema
+from pyspark_tseries.model.columns import file_schema, select_fields
 from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, min_retained
 from pyspark_tseries.model.series_index import (
     STATE_COLUMNS,
@@ -56,11 +56,13 @@ from pyspark_tseries.storage.row_reader import (
     FilePiece,
     Footer,
     PieceRows,
+    Reading,
+    RowFilter,
     assemble_pieces,
     map_parallel,
     plan_pieces,
-    read_key_range,
     read_pieces,
+    read_rows,
     scan_file,
 )
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -277,10 +279,10 @@ class Merge:
         return is_whole and (is_limited or "floor_sequence" in self._index.columns)
 
     def _find_horizon(self, latest_us: int) -> int:
-        newest = -1
+        newest, columns = -1, ("commit", "commit_time")
         for file in self._chosen:
-            for rows in scan_file(self._location, file, self._schema, ("commit", "commit_time")):
-                commit, us = (to_int64(rows[name]) for name in ("commit", "commit_time"))
+            for rows in scan_file(self._location, file, select_fields(self._schema, columns)):
+                commit, us = (to_int64(rows[name]) for name in columns)
                 newest = max(newest, find_horizon(commit, us, latest_us))
         return newest
 
@@ -289,7 +291,7 @@ class Merge:
         size = _estimate_row_bytes(self._location, file, self._schema)
         columns = STATE_COLUMNS if self.horizon >= 0 else STATE_COLUMNS[:2]
         states = []
-        for table in scan_file(self._location, file, self._schema, columns):
+        for table in scan_file(self._location, file, select_fields(self._schema, columns)):
             self._found += table.num_rows
             self._samples += sample_sizes(table, size, file.path)
             if self.horizon >= 0:
@@ -310,7 +312,7 @@ class Merge:
         return any(
             not self._select_kept(rows).all()
             for file in self._chosen
-            for rows in scan_file(self._location, file, self._schema, STATE_COLUMNS)
+            for rows in scan_file(self._location, file, select_fields(self._schema, STATE_COLUMNS))
         )
 
     def _select_kept(self, events: pa.Table) -> np.ndarray:
@@ -387,8 +389,7 @@ class Merge:
         table = assemble_pieces(chain.from_iterable(pieces), self._schema)
         if not others:
             return table
-        names = self._schema.names
-        foreign_rows = read_key_range(self._location, others, keys, self._schema, names)
+        foreign_rows = read_rows(self._location, others, self._schema, RowFilter(keys=keys))
         return pa.concat_tables([table, foreign_rows])
 
 
@@ -466,7 +467,7 @@ class SortedFile:
             self._next += 1
         due_pieces = pieces[begin : self._next]
         for rows in (
-            read_pieces(self._location, due_pieces, self._schema, ALL_ROWS) if due_pieces else ()
+            read_pieces(self._location, due_pieces, Reading(self._schema)) if due_pieces else ()
         ):
             # An earlier call has taken the rows before this range.
             yield _copy_few(rows.slice(_count_before(rows, keys.first, 0), rows.rows))

@@ -56,7 +56,7 @@ from pyspark_tseries.storage.location import (
     list_event_files,
     parse_location,
 )
-from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, base_fields, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot, write_head
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
 from pyspark_tseries.store.checkpoints import (
@@ -514,7 +514,7 @@ class _StoredSeries:
         for file in snapshot.files:
             if not file.first <= series <= file.last:
                 continue
-            rows = read_rows(snapshot.location, [file], BASE_SCHEMA, columns, RowFilter([series]))
+            rows = read_rows(snapshot.location, [file], base_fields(columns), RowFilter([series]))
             is_erased = keys.find_values(rows)
             if is_erased.any():
                 self.holders.append(file)

@@ -33,7 +33,7 @@ from pyspark_tseries.storage.data_files import (
 )
 from pyspark_tseries.storage.erasures import list_records
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file, scan_state
+from pyspark_tseries.storage.row_reader import base_fields, scan_file, scan_state
 from pyspark_tseries.storage.snapshot import load_index, read_head_metadata, readable_metadata
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entries_back
@@ -118,7 +118,7 @@ def find_wrong_bounds(store: Store) -> dict[DataFile, tuple[Finding, FileStats]]
     for file in (file for file in store.data_files() if not file.is_foreign):
         rows: FileStats | None = None
         with contextlib.suppress(OSError, UnusableStore):
-            for batch in scan_file(store.location, file, BASE_SCHEMA, _BOUND_COLUMNS):
+            for batch in scan_file(store.location, file, base_fields(_BOUND_COLUMNS)):
                 bounds = compute_stats(batch)
                 rows = bounds if rows is None else rows.extended_with(bounds)
         if rows is not None:
@@ -201,7 +201,7 @@ def _find_last_erasure(store: Store, known_id: str | None) -> str | None:
     """Return the id of the last erasure with a stored event, or `known_id` if that is later."""
     ids = {known_id}
     for file in store.data_files():
-        for rows in scan_file(store.location, file, BASE_SCHEMA, (ERASURE_FIELD.name,)):
+        for rows in scan_file(store.location, file, base_fields((ERASURE_FIELD.name,))):
             ids.update(rows[ERASURE_FIELD.name].unique().to_pylist())
     erasures = [
         record.erasure for record in list_records(store.location) if record.erasure.id in ids

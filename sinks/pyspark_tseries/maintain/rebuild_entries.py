@@ -67,6 +67,7 @@ from pyspark_tseries.storage.location import Location, list_event_files, make_di
 from pyspark_tseries.storage.row_reader import (
     ALL_ROWS,
     BASE_SCHEMA,
+    base_fields,
     read_rows,
     scan_file,
     scan_state,
@@ -586,13 +587,13 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
     files, key_tables, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
     for file in store.data_files():
         late_rows = list(
-            scan_file(store.location, file, BASE_SCHEMA, TIME_COLUMNS, expression=late)
+            scan_file(store.location, file, base_fields(TIME_COLUMNS), expression=late)
         )
         if late_rows:
             files.append(file)
             key_tables += [rows.select(TIME_COLUMNS) for rows in late_rows]
         for rows in scan_file(
-            store.location, file, BASE_SCHEMA, ("commit_time",), expression=~late
+            store.location, file, base_fields(("commit_time",)), expression=~late
         ):
             last_good_us = max(last_good_us, int(to_int64(rows["commit_time"]).max()))
     keys = pa.concat_tables(key_tables)
@@ -643,9 +644,7 @@ def _rewrite_file(
     store: Store, file: DataFile, change: TimeCorrection, new_id: int, number: int
 ) -> WrittenFile:
     schema = file_schema(store.values)
-    rows = apply_correction(
-        read_rows(store.location, [file], schema, schema.names, ALL_ROWS), change
-    )
+    rows = apply_correction(read_rows(store.location, [file], schema, ALL_ROWS), change)
     names, codes = encode_runs(rows["series"])
     order = sort_keys(codes, to_int64(rows["sequence"]))
     rows = rows.take(pa.array(order)).combine_chunks()

@@ -76,7 +76,12 @@ from pyspark_tseries.read.view import known_series
 from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows, scan_file
+from pyspark_tseries.storage.row_reader import (
+    RowFilter,
+    base_fields,
+    read_rows,
+    scan_file,
+)
 from pyspark_tseries.store.commit_history import describe_change, is_given_up
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, digest_transaction
@@ -509,7 +514,7 @@ class _RollupRun:
         for file in self._snapshot.files:
             if file.last_commit <= since:
                 continue
-            for rows in scan_file(location, file, BASE_SCHEMA, _CHANGED_COLUMNS, later):
+            for rows in scan_file(location, file, base_fields(_CHANGED_COLUMNS), later):
                 is_original = rows["original_sequence"].is_null()
                 names = set(rows["series"].filter(is_original).unique().to_pylist())
                 yield fold_changes(self._find_changes(rows)), names
@@ -553,7 +558,7 @@ class _RollupRun:
             row_filter = RowFilter([erasure.series], sequences=ends)
             is_meant = pc.field("sequence").isin(events)
             rows = read_rows(
-                self._snapshot.location, files, BASE_SCHEMA, _CHANGED_COLUMNS, row_filter, is_meant
+                self._snapshot.location, files, base_fields(_CHANGED_COLUMNS), row_filter, is_meant
             )
             # If the erasure has an edit and its original, the original is the change.
             rows = rows.filter(pc.invert(pc.is_in(rows["original_sequence"], events)))

@@ -53,7 +53,9 @@ from pyspark_tseries.storage.row_reader import (
     BASE_SCHEMA,
     Footer,
     OpenFile,
-    read_key_range,
+    RowFilter,
+    base_fields,
+    read_rows,
 )
 from pyspark_tseries.store.log_check import find_log_damage
 from pyspark_tseries.store.store import Store, now_us
@@ -535,7 +537,7 @@ def check_rows(
     """Yield the violations of the events in the readable files `data`, with keys as `samples`."""
     has_rows = np.zeros(len(index.columns["last_sequence"]), bool)
     for keys in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
-        events = read_key_range(location, data, keys, BASE_SCHEMA, CHECKED_COLUMNS)
+        events = read_rows(location, data, base_fields(CHECKED_COLUMNS), RowFilter(keys=keys))
         ids = index.ids.find(events["series"].unique().to_pylist())
         has_rows[ids[(ids >= 0) & (ids < len(has_rows))]] = True
         yield from find_violations(events, index, compacted)

@@ -166,6 +166,11 @@ def event_schema(values: Iterable[pa.Field]) -> pa.Schema:
     return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS])
 
 
+def select_fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return the columns `names` of `schema`, in their order."""
+    return pa.schema([schema.field(name) for name in names])
+
+
 def file_schema(values: Iterable[pa.Field]) -> pa.Schema:
     """Return the columns of a data file: those of its events, and `erasure`."""
     return event_schema(values).append(ERASURE_FIELD)

@@ -38,13 +38,23 @@ from pyspark_tseries.model.arrays import (
     sort_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import event_schema, query_schema, result_schema, show_columns
+from pyspark_tseries.model.columns import (
+    event_schema,
+    query_schema,
+    result_schema,
+    select_fields,
+    show_columns,
+)
 from pyspark_tseries.model.commits import CommitId, CtiRecord
 from pyspark_tseries.model.ranges import ALL_SERIES, RetainedRange, SeriesChoice, min_retained
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.row_reader import (
+    RowFilter,
+    base_fields,
+    read_rows,
+)
 from pyspark_tseries.storage.snapshot import load_partial_index
 
 POSITION_VERSION: Final = 1
@@ -354,7 +364,7 @@ def _read_initial(task: Delivery) -> pa.Table:
     row_filter = RowFilter(task.choice.names, task.key_range, commits=commits)
     expression = _filter_series(task.start, task.end)
     keys = [
-        read_rows(task.location, [file], BASE_SCHEMA, STATE_COLUMNS, row_filter, expression)
+        read_rows(task.location, [file], base_fields(STATE_COLUMNS), row_filter, expression)
         for file in task.files
     ]
     if not sum(table.num_rows for table in keys):
@@ -401,9 +411,9 @@ def _read_rows(
     expression: pc.Expression | None = None,
 ) -> pa.Table:
     """Read the columns of a query, and the commit."""
-    schema = event_schema(task.values)
     columns = [*query_schema(task.values).names, "commit"]
-    return read_rows(task.location, data, schema, columns, row_filter, expression)
+    schema = select_fields(event_schema(task.values), columns)
+    return read_rows(task.location, data, schema, row_filter, expression)
 
 
 def count_initial_events(keys: pa.Table, chosen: BoolArray) -> tuple[list[str], Int64Array]:

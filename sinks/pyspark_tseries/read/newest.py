@@ -40,10 +40,10 @@ from pyspark_tseries.read.scan import stored_columns
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (
     ANY_VALUE,
-    BASE_SCHEMA,
     CPU_COUNT,
     MAX_REMOTE_READS,
     RowFilter,
+    base_fields,
     map_parallel,
     read_files,
     stream_file,
@@ -428,7 +428,7 @@ def _find_lows(
         _make_row_filter(snapshot, series, oldest), times=(max(from_us, MIN_NUMBER), to_us)
     )
     location = snapshot.location
-    schema = pa.schema([BASE_SCHEMA.field(name) for name in KEYS[:3]])
+    schema = base_fields(KEYS[:3])
 
     def find(file: DataFile) -> tuple[Int64Array, Int64Array]:
         newest_keys = _NewestKeys(count)

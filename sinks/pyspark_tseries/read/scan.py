@@ -60,6 +60,7 @@ from pyspark_tseries.read.select import Bounds, Events, compute_bounds, fix_view
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (
     ANY_VALUE,
+    Reading,
     RowFilter,
     fold_files,
     read_files,
@@ -335,8 +336,8 @@ class Scan:
         """
         schema = encode_series(self._pick_fields(columns))
         series = self._find_long_series() if by_runs else []
-        row_filter = self._original_filter()
-        fold_files(self._location, self.originals, schema, row_filter, fold, series)
+        reading = Reading(schema, self._original_filter(), series)
+        fold_files(self._location, self.originals, reading, fold)
 
     def _find_long_series(self) -> list[str]:
         """Return all series of the store, if their times never fall and they have many rows."""

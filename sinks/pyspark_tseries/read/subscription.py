@@ -38,7 +38,7 @@ from pyspark_tseries.read.delivery import (
 from pyspark_tseries.read.scan import sample_series
 from pyspark_tseries.read.view import known_series
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.row_reader import RowFilter, base_fields, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.commit_history import describe_change, find_commit_id, is_given_up
 from pyspark_tseries.store.store import Store
@@ -345,7 +345,7 @@ class Subscription:
         if not choice.is_all and choice.names is None:
             columns = list(dict.fromkeys([*columns, "series"]))
         row_filter = RowFilter(choice.names, commits=commits)
-        rows = read_rows(self._store.location, data, BASE_SCHEMA, columns, row_filter, expression)
+        rows = read_rows(self._store.location, data, base_fields(columns), row_filter, expression)
         return keep_chosen(rows, choice)
 
     def _read_new(self, snapshot: Snapshot, start: Position, commit: int) -> pa.Table:
@@ -380,7 +380,7 @@ class Subscription:
         samples = sample_series(snapshot.index(), sum(file.rows for file in data), chosen_names)
         for key_range in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
             row_filter = RowFilter(chosen_names, key_range, commits=(MIN_NUMBER, start.began))
-            keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
+            keys = read_rows(snapshot.location, data, base_fields(STATE_COLUMNS), row_filter)
             is_initial = select_initial_events(keys, retained, floors, self._initial)
             range_names, range_counts = count_initial_events(keys, is_initial)
             names += range_names
@@ -396,7 +396,7 @@ class Subscription:
             if file.first_commit <= start.began and file.first <= after[0] <= file.last
         ]
         row_filter = RowFilter([after[0]], commits=(MIN_NUMBER, start.began))
-        keys = read_rows(snapshot.location, data, BASE_SCHEMA, STATE_COLUMNS, row_filter)
+        keys = read_rows(snapshot.location, data, base_fields(STATE_COLUMNS), row_filter)
         floors = SeriesIndex() if _began_without_floors(start, snapshot) else snapshot.index()
         is_initial = select_initial_events(keys, parse_range(start.retained), floors, self._initial)
         return int((is_initial & flag_delivered(keys, after)).sum())
@@ -422,7 +422,7 @@ class Subscription:
             data = [file for file in snapshot.files if file.first <= name <= file.last]
             row_filter = RowFilter([name], sequences=(first, MAX_NUMBER))
             stored += read_rows(
-                snapshot.location, data, BASE_SCHEMA, ("sequence",), row_filter
+                snapshot.location, data, base_fields(("sequence",)), row_filter
             ).num_rows
         return int(requested - stored)
 

@@ -41,7 +41,12 @@ from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, run_query, stream_query, stream_schema
 from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.failures import explain_failure, explained_failures
-from pyspark_tseries.storage.row_reader import ANY_VALUE, BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.row_reader import (
+    ANY_VALUE,
+    RowFilter,
+    base_fields,
+    read_rows,
+)
 from pyspark_tseries.storage.snapshot import Snapshot
 
 SERIES_SCHEMA: Final = pa.schema(
@@ -277,7 +282,7 @@ def _read_place(
         and kind in (None, file.kind)
     ]
     row_filter = RowFilter([series], sequences=(sequence, sequence), commits=_commits(snapshot))
-    return read_rows(snapshot.location, files, schema, schema.names, row_filter)
+    return read_rows(snapshot.location, files, schema, row_filter)
 
 
 def _read_edits(snapshot: Snapshot, schema: pa.Schema, series: str, original: int) -> pa.Table:
@@ -290,7 +295,7 @@ def _read_edits(snapshot: Snapshot, schema: pa.Schema, series: str, original: in
     ]
     row_filter = RowFilter([series], commits=_commits(snapshot))
     is_its_edit = pc.field("original_sequence") == original
-    return read_rows(snapshot.location, files, schema, schema.names, row_filter, is_its_edit)
+    return read_rows(snapshot.location, files, schema, row_filter, is_its_edit)
 
 
 def _commits(snapshot: Snapshot) -> tuple[int, int]:
@@ -385,7 +390,7 @@ def _count_as_of(
         every = [*snapshot.files, *snapshot.later_files]
         files = [file for file in every if (file.kind == "edit") == (kind == "edit")]
         columns = ("series", "timestamp", "commit")
-        rows = read_rows(snapshot.location, files, BASE_SCHEMA, columns, later)
+        rows = read_rows(snapshot.location, files, base_fields(columns), later)
         codes = to_int64(pc.index_in(rows["series"].cast(pa.string()), names).fill_null(-1))
         return codes[codes >= 0], to_int64(rows["timestamp"])[codes >= 0]
 

@@ -33,7 +33,7 @@ from pyspark_tseries.model.arrays import (
     flag_names,
     to_int64,
 )
-from pyspark_tseries.model.columns import file_schema
+from pyspark_tseries.model.columns import file_schema, select_fields
 from pyspark_tseries.model.series_index import STATE_COLUMNS, combine_states, compute_state
 from pyspark_tseries.storage.data_files import (
     Checksums,
@@ -419,6 +419,24 @@ _To = TypeVar("_To")
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What is read of files.
+
+    Attributes:
+        schema: the columns.
+        row_filter: the conditions on the rows.
+        series: all series of the store, sorted, if times never fall in any of them; then most
+            pieces get `series` encoded by runs, without reading it. Empty: read it.
+        piece_rows: read about this many rows at once; None: `ROWS_PER_PIECE`.
+    """
+
+    schema: pa.Schema
+    row_filter: RowFilter = ALL_ROWS
+    series: Sequence[str] = ()
+    piece_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FilePiece:
     """Row groups of one file."""
 
@@ -436,7 +454,8 @@ def read_files(
         UnusableStore: a file is missing or damaged; the error names it and its contents.
         OSError: an object store cannot be reached.
     """
-    pieces_rows = _map_pieces(location, files, schema, row_filter, row_filter, lambda rows: rows)
+    reading = Reading(schema, row_filter)
+    pieces_rows = _map_pieces(location, files, row_filter, reading, lambda rows: rows)
     return assemble_pieces(pieces_rows, schema)
 
 
@@ -450,30 +469,24 @@ def assemble_pieces(pieces_rows: Iterable["PieceRows"], schema: pa.Schema) -> pa
 def fold_files(
     location: Location,
     files: Sequence[DataFile],
-    schema: pa.Schema,
-    row_filter: RowFilter,
+    reading: Reading,
     fold: Callable[[pa.Table], _To],
-    series: Sequence[str] = (),
 ) -> list[_To]:
     """Return `fold` of the rows of each piece that has any, in the order of files.
 
     The threads that read also fold, so memory holds a piece for each of them, and what `fold`
-    returned. Row groups are chosen by all of `row_filter`, but rows may be outside its `times`.
+    returned. Row groups are chosen by all of the filter, but rows may be outside its `times`.
 
     Args:
         location: the location of the store.
         files: the files.
-        schema: the columns, with `series` as a dictionary.
-        row_filter: the conditions on the rows.
+        reading: what is read; this function chooses the size of pieces. `series` is a dictionary.
         fold: gets the rows of a piece.
-        series: all series of the store, sorted, if times never fall in any of them; then most
-            pieces get `series` encoded by runs, without reading it. Empty: read it.
 
     Raises:
         UnusableStore, OSError: as `read_files`.
     """
-    of_rows = replace(row_filter, times=ANY_VALUE)
-    names = () if of_rows.columns else series
+    schema, of_rows = reading.schema, replace(reading.row_filter, times=ANY_VALUE)
 
     def fold_piece(rows: PieceRows) -> _To:
         if rows.series is None:
@@ -483,34 +496,37 @@ def fold_files(
         return fold(table.append_column("series", rows.series))
 
     wide = any(not pa.types.is_primitive(field.type) for field in schema if field.name != "series")
-    size = ROWS_PER_PIECE * (1 if wide else NARROW_PIECES)
-    return _map_pieces(location, files, schema, row_filter, of_rows, fold_piece, names, size)
+    of_pieces = replace(
+        reading,
+        row_filter=of_rows,
+        series=() if of_rows.columns else reading.series,
+        piece_rows=ROWS_PER_PIECE * (1 if wide else NARROW_PIECES),
+    )
+    return _map_pieces(location, files, reading.row_filter, of_pieces, fold_piece)
 
 
 def _map_pieces(
     location: Location,
     files: Sequence[DataFile],
-    schema: pa.Schema,
     of_groups: RowFilter,
-    of_rows: RowFilter,
+    reading: Reading,
     function: "Callable[[PieceRows], _To]",
-    series: Sequence[str] = (),
-    piece_rows: int | None = None,
 ) -> list[_To]:
-    """Return `function` of the needed rows of each piece; several threads call it."""
+    """Return `function` of the needed rows of each piece; several threads call it.
+
+    `of_groups` chooses row groups, and the filter of `reading` their rows.
+    """
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     cold = any((location, file) not in FOOTER_CACHE for file in files)
     footers = map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
     pieces = [
         piece
         for file, footer in zip(files, footers, strict=True)
-        for piece in plan_pieces(file, footer, of_groups, piece_rows)
+        for piece in plan_pieces(file, footer, of_groups, reading.piece_rows)
     ]
     threads = len(pieces) == 1
     results = map_parallel(
-        lambda job: [
-            function(rows) for rows in read_pieces(location, job, schema, of_rows, threads, series)
-        ],
+        lambda job: [function(rows) for rows in read_pieces(location, job, reading, threads)],
         _divide_pieces(pieces, width),
         width,
     )
@@ -521,8 +537,9 @@ def stream_file(
     location: Location, file: DataFile, schema: pa.Schema, row_filter: RowFilter
 ) -> Iterator[pa.Table]:
     """Yield what `read_files` returns for one file, piece by piece."""
+    reading = Reading(schema, row_filter)
     for piece in plan_pieces(file, _footer(location, file), row_filter):
-        for rows in read_pieces(location, [piece], schema, row_filter, threads=True):
+        for rows in read_pieces(location, [piece], reading, threads=True):
             yield _assemble(rows.fixed, [rows], schema)
 
 
@@ -589,10 +606,8 @@ class PieceRows(NamedTuple):
 def read_pieces(
     location: Location,
     pieces: Sequence[FilePiece],
-    schema: pa.Schema,
-    row_filter: RowFilter,
+    reading: Reading,
     threads: bool = False,
-    series: Sequence[str] = (),
 ) -> Iterator[PieceRows]:
     """Yield the needed rows of some pieces of one file; open the file once."""
     first_piece = pieces[0]
@@ -602,25 +617,25 @@ def read_pieces(
     ):
         source = OpenFile(location, file, first_piece.footer)
         for piece in pieces:
-            rows = _read_by_runs(source, piece, schema, threads, series) if series else None
-            rows = rows or _read_piece(source, piece, schema, row_filter, threads)
+            rows = _read_by_runs(source, piece, reading, threads) if reading.series else None
+            rows = rows or _read_piece(source, piece, reading, threads)
             if rows is not None:
                 yield rows
 
 
 def _read_by_runs(
-    source: "OpenFile", piece: FilePiece, schema: pa.Schema, threads: bool, series: Sequence[str]
+    source: "OpenFile", piece: FilePiece, reading: Reading, threads: bool
 ) -> PieceRows | None:
     """Return all rows of a piece without reading the column `series`; None if it must be read.
 
     The bounds of a row group give its first and last series; `series` has those between. If
     timestamps fall exactly as often as the series may change, each fall begins the next series.
     """
-    names = _names_of_groups(piece, series)
+    names = _names_of_groups(piece, reading.series)
     if names is None:
         return None
-    others = schema.remove(schema.get_field_index("series"))
-    rows = _read_piece(source, piece, others, ALL_ROWS, threads)
+    others = reading.schema.remove(reading.schema.get_field_index("series"))
+    rows = _read_piece(source, piece, Reading(others), threads)
     if rows is None or "timestamp" not in rows.columns.column_names:
         return None
     us = to_int64(rows.columns["timestamp"])
@@ -659,8 +674,9 @@ def _names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[s
 
 
 def _read_piece(
-    source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, threads: bool
+    source: "OpenFile", piece: FilePiece, reading: Reading, threads: bool
 ) -> PieceRows | None:
+    schema, row_filter = reading.schema, reading.row_filter
     sizes = np.array([piece.footer.rows(group) for group in piece.groups])
     needed = np.ones(int(sizes.sum()), bool)
     # A second read, or another thread, takes longer than all columns of a few rows.
@@ -827,31 +843,25 @@ BASE_SCHEMA: Final = file_schema([])
 """The columns of every store; files without erased events lack `erasure`."""
 
 
-def read_key_range(
-    location: Location,
-    data: Iterable[DataFile],
-    keys: KeyRange,
-    schema: pa.Schema,
-    columns: Sequence[str],
-) -> pa.Table:
-    """Return the rows of a key range, in the order of files; columns that a file lacks are null."""
-    return read_rows(location, data, schema, columns, RowFilter(keys=keys))
+def base_fields(names: Sequence[str]) -> pa.Schema:
+    """Return the columns `names` of every store."""
+    return select_fields(BASE_SCHEMA, names)
 
 
 def read_rows(
     location: Location,
     data: Iterable[DataFile],
     schema: pa.Schema,
-    columns: Sequence[str],
     row_filter: RowFilter,
     expression: pc.Expression | None = None,
 ) -> pa.Table:
-    """Return `columns` of the rows that pass `row_filter` and `expression`; see `read_files`.
+    """Return the rows that pass `row_filter` and `expression`; see `read_files`.
 
-    `columns` includes the columns that `expression` tests.
+    `schema` includes the columns that `expression` tests. Files out of the filter's range of keys
+    are not opened.
     """
     touched = [file for file in data if row_filter.keys.overlaps(file.first, file.last)]
-    rows = read_files(location, touched, _select_fields(schema, columns), row_filter)
+    rows = read_files(location, touched, schema, row_filter)
     return rows if expression is None else rows.filter(expression)
 
 
@@ -859,19 +869,14 @@ def scan_file(
     location: Location,
     file: DataFile,
     schema: pa.Schema,
-    columns: Sequence[str],
     row_filter: RowFilter = ALL_ROWS,
     expression: pc.Expression | None = None,
 ) -> Iterator[pa.Table]:
     """Yield what `read_rows` returns for one file, in tables that are not empty."""
-    for rows in stream_file(location, file, _select_fields(schema, columns), row_filter):
+    for rows in stream_file(location, file, schema, row_filter):
         matching = rows if expression is None else rows.filter(expression)
         if matching.num_rows:
             yield matching
-
-
-def _select_fields(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([schema.field(name) for name in columns])
 
 
 def scan_state(
@@ -882,10 +887,10 @@ def scan_state(
     expression: pc.Expression | None = None,
 ) -> tuple[pa.Table, int]:
     """Return the state of series from the events that pass, and the time of their newest commit."""
-    states, newest_us = [], 0
+    schema, states, newest_us = base_fields(STATE_COLUMNS), [], 0
     for file in data:
         file_states = []
-        for table in scan_file(location, file, BASE_SCHEMA, STATE_COLUMNS, row_filter, expression):
+        for table in scan_file(location, file, schema, row_filter, expression):
             file_states.append(compute_state(table, horizon))
             newest_us = max(newest_us, int(to_int64(table["commit_time"]).max(initial=0)))
         states.append(combine_states(file_states))

@@ -55,7 +55,12 @@ from pyspark_tseries.model.series_index import (
 )
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, scan_file, scan_state
+from pyspark_tseries.storage.row_reader import (
+    RowFilter,
+    base_fields,
+    scan_file,
+    scan_state,
+)
 
 LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 """The options of the Arrow streams in heads and staged rows."""
@@ -468,7 +473,7 @@ class Snapshot:
 
     def _scan_commits(self) -> Iterator[tuple[Int64Array, Int64Array]]:
         for file in self.files:
-            for rows in scan_file(self.location, file, BASE_SCHEMA, ("commit", "commit_time")):
+            for rows in scan_file(self.location, file, base_fields(("commit", "commit_time"))):
                 yield to_int64(rows["commit"]), to_int64(rows["commit_time"])
 
 

@@ -43,7 +43,7 @@ from pyspark_tseries.model.series_index import (
 )
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
+from pyspark_tseries.storage.row_reader import RowFilter, base_fields, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot, head_path, write_head
 from pyspark_tseries.write.numbering import (
     Counts,
@@ -241,7 +241,7 @@ def find_originals(
     ]
     row_filter = RowFilter(distinct, sequences=bounds)
     is_named = pc.field("sequence").isin(pa.array(np.unique(sequences)))
-    originals = read_rows(location, data, BASE_SCHEMA, EVENT_NAMES, row_filter, is_named)
+    originals = read_rows(location, data, base_fields(EVENT_NAMES), row_filter, is_named)
     edits = pa.table({"series": series, "sequence": sequence, "row": np.arange(len(codes))})
     joined = edits.join(originals, ["series", "sequence"], join_type="left outer").sort_by("row")
     us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
