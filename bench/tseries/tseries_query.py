@@ -32,7 +32,7 @@ from sizes import size, whole_number
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.options import parse_read
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.store import Store
 
 SERIES = whole_number("BENCH_SERIES", size(1_000_000, 10_000))
@@ -129,7 +129,7 @@ def time_slice(path: str) -> dict[str, Ask]:
         first, last = (end.isoformat() for end in ends)
         query = parse_read({"path": path, "from": first, "to": last}).to_query()
         snapshot = store.snapshot()
-        return run_query(snapshot, snapshot.index(), query).table
+        return run_query(Scope(snapshot, snapshot.index()), query).table
 
     return {"DuckDB": duck(False), "DuckDB, footers kept": duck(True), "tseries": ours}
 

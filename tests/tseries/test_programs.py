@@ -22,7 +22,7 @@ from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import NO_EVENTS, Point, Query, Range, RetainedRange
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 
@@ -210,9 +210,9 @@ def check(sight, query, seen):
             expected = oracle(events, query) if events else ([], 0)
         except InvalidQuery:
             with pytest.raises(InvalidQuery):
-                run_query(*sight, query, [name])
+                run_query(Scope(*sight, [name]), query)
             continue
-        found = run_query(*sight, query, [name])
+        found = run_query(Scope(*sight, [name]), query)
         assert (found.table["sequence"].to_pylist(), found.selected) == expected
 
 

@@ -39,7 +39,7 @@ from pyspark_tseries.model.columns import (
 )
 from pyspark_tseries.model.ranges import Query, min_retained
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
-from pyspark_tseries.read.scan import may_hide, select_visible, take_latest_edits
+from pyspark_tseries.read.scan import Scope, may_hide, select_visible, take_latest_edits
 from pyspark_tseries.read.view import View, list_series
 from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
 from pyspark_tseries.storage.failures import explained_failures
@@ -454,7 +454,7 @@ class _CommitViews:
         return tables, self._select(self.snapshot.files, file_schema(self._values), tables, "every")
 
     def _make_series(self) -> Definition:
-        rows = list_series(self.snapshot, self.snapshot.index())
+        rows = list_series(Scope(self.snapshot, self.snapshot.index()))
         return {_SERIES: rows}, f"FROM {_SERIES}"
 
     def _make_events(self) -> Definition:

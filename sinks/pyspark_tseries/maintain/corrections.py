@@ -23,7 +23,7 @@ from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.model.arrays import is_same
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.storage.location import (
     Location,
     list_directories,
@@ -149,7 +149,7 @@ class _Withdrawal(Revision):
         schema = staged_schema(self.values)
         if REASON not in schema.names or snapshot.head_id is None:
             return schema.empty_table()
-        events = run_query(snapshot, snapshot.index(), Query("allEdits")).table
+        events = run_query(Scope(snapshot, snapshot.index()), Query("allEdits")).table
         original = pc.coalesce(events["original_sequence"], events["sequence"])
         is_own = pc.and_(
             pc.is_in(events["author"], pa.array(sorted(self.correctors), pa.string())),

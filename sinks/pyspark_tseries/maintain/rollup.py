@@ -71,7 +71,7 @@ from pyspark_tseries.model.ranges import (
     min_retained,
 )
 from pyspark_tseries.read.downsample import downsample
-from pyspark_tseries.read.scan import run_query, sample_series
+from pyspark_tseries.read.scan import Scope, run_query, sample_series
 from pyspark_tseries.read.view import known_series
 from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.failures import explained_failures
@@ -598,9 +598,8 @@ class _RollupRun:
             first_buckets = self._find_first_buckets(names, group)
             for begin, end in self._divide_time(group, low, high):
                 query = Query(view=Range(Point("time", begin), Point("time", end - 1)))
-                tables = downsample(
-                    self._snapshot, self._index, query, self._downsampling, names, group
-                )
+                scope = Scope(self._snapshot, self._index, names, group)
+                tables = downsample(scope, query, self._downsampling)
                 for table in tables:
                     complete = self._filter_complete(table, first_buckets)
                     if len(due_range.new):
@@ -642,7 +641,8 @@ class _RollupRun:
         if not len(due_range.changed) and not self._rollup.has_erasures:
             return self._existing_schema(columns).empty_table()
         query = Query(view=Range(Point("time", due_range.low), Point("time", due_range.high - 1)))
-        return run_query(self._rollup, self._target_index, query, names, columns=columns).table
+        scope = Scope(self._rollup, self._target_index, names)
+        return run_query(scope, query, columns=columns).table
 
     def _existing_schema(self, columns: Sequence[str]) -> pa.Schema:
         types = {field.name: field.type for field in self._schema}
@@ -660,7 +660,8 @@ class _RollupRun:
             return {}
         query = Query(view=Range(Point("start"), Point("next_count", 1)))
         columns = ["series", "timestamp"]
-        rows = run_query(self._snapshot, self._index, query, trimmed, group, columns=columns).table
+        scope = Scope(self._snapshot, self._index, trimmed, group)
+        rows = run_query(scope, query, columns=columns).table
         starts = self._buckets.starts(to_int64(rows["timestamp"])).tolist()
         return dict(zip(rows["series"].to_pylist(), starts, strict=True))
 

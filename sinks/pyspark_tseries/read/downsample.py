@@ -8,6 +8,7 @@ together. `read.states` makes the states; `finish` makes aggregates of them and 
 without events. This module also finds the gaps of a query.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,7 +23,6 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     FloatArray,
     Int64Array,
-    KeyRange,
     encode_runs,
     find_runs_of,
     sort_by_code,
@@ -39,10 +39,10 @@ from pyspark_tseries.model.downsampling import (
     result_type,
 )
 from pyspark_tseries.model.ranges import Query, Range
-from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import (
     Ranges,
     Scan,
+    Scope,
     run_query,
     sample_series,
     sort_rows,
@@ -58,7 +58,6 @@ from pyspark_tseries.read.states import (
     round_sums,
     unify,
 )
-from pyspark_tseries.storage.snapshot import Snapshot
 
 _WEIGHT: Final = 2.0**-60
 """A microsecond in the unit of weights."""
@@ -81,57 +80,36 @@ def check_values(query: Query, what: str) -> None:
         )
 
 
-def downsample(
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    query: Query,
-    downsampling: Downsampling,
-    names: Sequence[str] | None = None,
-    key_range: KeyRange = ALL_KEYS,
-) -> Iterator[pa.Table]:
+def downsample(scope: Scope, query: Query, downsampling: Downsampling) -> Iterator[pa.Table]:
     """Yield the rows of the result, sorted by group and time, some series at a time.
 
     Args:
-        snapshot: the store.
-        index: the snapshot's index, at least of `names`.
+        scope: the requested series.
         query: the query, of `values`.
         downsampling: what to aggregate.
-        names: the requested series; None for all. Unknown ones have no rows.
-        key_range: the range to answer for; it splits no series.
 
     Raises:
         InvalidQuery: as `run_query` and `aggregate`.
     """
-    schema = pa.schema(snapshot.values)
+    schema = pa.schema(scope.snapshot.values)
     folding = Folding(schema, downsampling)
     ends = find_fill_ends(query.view)
-    groups = [key_range]
-    if downsampling.tag is None:
-        groups = _divide_series(snapshot, index, query, names, key_range)
-    plain = make_plain(query, has_erasures=snapshot.has_erasures)
-    for group in groups:
+    scopes = [scope] if downsampling.tag is not None else _divide_series(scope, query)
+    plain = make_plain(query, has_erasures=scope.snapshot.has_erasures)
+    for some_series in scopes:
         merger = Merger(folding)
         if plain is None:
-            merger.add(folding.fold(_run_query(snapshot, index, query, names, group, folding)))
+            merger.add(folding.fold(_run_query(some_series, query, folding)))
         else:
-            _fold_plain(
-                Scan(snapshot, index, plain, names, group), snapshot, index, folding, merger
-            )
+            _fold_plain(Scan(some_series, plain), folding, merger)
         if (states := merger.merged()) is not None:
             yield finish(states, schema, downsampling, ends)
 
 
-def _run_query(
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    query: Query,
-    names: Sequence[str] | None,
-    key_range: KeyRange,
-    folding: Folding,
-) -> pa.Table:
+def _run_query(scope: Scope, query: Query, folding: Folding) -> pa.Table:
     """Return the events of a query, each at the sequence of its original."""
     columns = dict.fromkeys([*folding.columns, "sequence", "original_sequence"])
-    rows = run_query(snapshot, index, query, names, key_range, columns=list(columns)).table
+    rows = run_query(scope, query, columns=list(columns)).table
     return _place_at_originals(rows)
 
 
@@ -140,11 +118,9 @@ def _place_at_originals(rows: pa.Table) -> pa.Table:
     return rows.set_column(rows.column_names.index("sequence"), "sequence", sequence)
 
 
-def _fold_plain(
-    scan: Scan, snapshot: Snapshot, index: SeriesIndex, folding: Folding, merger: Merger
-) -> None:
+def _fold_plain(scan: Scan, folding: Folding, merger: Merger) -> None:
     """Fold the originals of a plain query as they are read, then the edits in force."""
-    ranges = Ranges(scan, snapshot.settings.retained, index)
+    ranges = Ranges(scan)
     edited = _LatestEdits(_find_edits(scan, ranges, folding.columns))
     is_sorted = not any(file.is_foreign for file in scan.originals)
     more = [] if is_sorted and not ranges.has_sequences and not edited else ["sequence"]
@@ -213,17 +189,11 @@ def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
     return _place_at_originals(latest)
 
 
-def gaps(
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    query: Query,
-    longer_than_us: int,
-    names: Sequence[str] | None = None,
-) -> pa.Table:
+def gaps(scope: Scope, query: Query, longer_than_us: int) -> pa.Table:
     """Return the gaps of each series in the result of a `values` query."""
     tables = []
-    for group in _divide_series(snapshot, index, query, names, ALL_KEYS):
-        result = run_query(snapshot, index, query, names, group, columns=("series", "timestamp"))
+    for some_series in _divide_series(scope, query):
+        result = run_query(some_series, query, columns=("series", "timestamp"))
         tables.append(find_gaps(result.table, longer_than_us))
     return pa.concat_tables([GAP_FIELDS.empty_table(), *tables])
 
@@ -242,20 +212,15 @@ def find_fill_ends(view: Range) -> tuple[int | None, int | None]:
     return (min(ends), max(ends)) if ends else (None, None)
 
 
-def _divide_series(
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    query: Query,
-    names: Sequence[str] | None,
-    key_range: KeyRange,
-) -> list[KeyRange]:
-    """Divide the series of a key range into groups with files of a limited size."""
-    scan = Scan(snapshot, index, query, names, key_range)
+def _divide_series(scope: Scope, query: Query) -> list[Scope]:
+    """Divide the series of a scope into groups with files of a limited size."""
+    scan, names = Scan(scope, query), scope.names
     size = sum(file.size for file in (*scan.originals, *scan.edits))
-    if size <= MAX_GROUP_BYTES or key_range != ALL_KEYS or (names is not None and len(names) < 2):
-        return [key_range]
-    samples = sample_series(index, size, names)
-    return list(split_keys(samples, MAX_GROUP_BYTES, whole_series=True))
+    if size <= MAX_GROUP_BYTES or scope.keys != ALL_KEYS or (names is not None and len(names) < 2):
+        return [scope]
+    samples = sample_series(scope.index, size, names)
+    groups = split_keys(samples, MAX_GROUP_BYTES, whole_series=True)
+    return [dataclasses.replace(scope, keys=group) for group in groups]
 
 
 def finish(

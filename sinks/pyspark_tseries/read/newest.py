@@ -27,7 +27,6 @@ from pyspark_tseries.model.arrays import (
     NO_SEQUENCE,
     BoolArray,
     Int64Array,
-    KeyRange,
     encode_runs,
     flag_last,
     sort_keys,
@@ -36,7 +35,7 @@ from pyspark_tseries.model.arrays import (
 from pyspark_tseries.model.columns import query_schema, show_columns
 from pyspark_tseries.model.ranges import Query, Range, min_retained
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
-from pyspark_tseries.read.scan import stored_columns
+from pyspark_tseries.read.scan import Scope, stored_columns
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (
     ANY_VALUE,
@@ -220,6 +219,7 @@ def read_newest(
     series: Series,
     columns: Sequence[str],
     count: int,
+    *,
     seen_sequences: Int64Array | None = None,
     earlier_rows: NewestRows | None = None,
 ) -> NewestRows:
@@ -249,22 +249,15 @@ def read_newest(
     return interleave(len(series), [(others, newest.pick(others)), (doubtful, exact)])
 
 
-def newest_in(
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    names: Sequence[str] | None,
-    keys: KeyRange,
-    count: int,
-    columns: Sequence[str],
-) -> pa.Table:
-    """Return `columns` of the rows of `read_newest` for the series in a range of keys.
-
-    `names` are series, None for all; `keys` splits none. The series are sorted by name.
-    """
-    series = find_series(index, None if names is None else sorted(set(names)))
-    inside = keys.contains(pa.array(series.names, pa.string()), np.zeros(len(series.names), int))
+def newest_in(scope: Scope, count: int, columns: Sequence[str]) -> pa.Table:
+    """Return `columns` of the rows of `read_newest` for the series of a scope, sorted by name."""
+    names = None if scope.names is None else sorted(set(scope.names))
+    series = find_series(scope.index, names)
+    inside = scope.keys.contains(
+        pa.array(series.names, pa.string()), np.zeros(len(series.names), int)
+    )
     read_columns = _with_keys(columns)
-    rows = read_newest(snapshot, series.pick(np.flatnonzero(inside)), read_columns, count)
+    rows = read_newest(scope.snapshot, series.pick(np.flatnonzero(inside)), read_columns, count)
     return rows.table.select(list(columns))
 
 

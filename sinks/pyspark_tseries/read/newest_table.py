@@ -32,7 +32,7 @@ from pyspark_tseries.read.newest import (
     read_newest,
     read_newest_exactly,
 )
-from pyspark_tseries.read.scan import Answer, may_hide, pick_columns
+from pyspark_tseries.read.scan import Answer, Scope, may_hide, pick_columns
 from pyspark_tseries.storage.erasures import find_erased_series
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.snapshot import Snapshot, is_ancestor
@@ -185,9 +185,7 @@ def _keep(store: _StoreTables, table: NewestTable) -> None:
 
 
 def ask_newest(
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    names: Sequence[str] | None,
+    scope: Scope,
     count: int,
     at_us: int | None = None,
     columns: Sequence[str] | None = None,
@@ -195,9 +193,7 @@ def ask_newest(
     """Return the newest `count` originals of each series, each replaced by its latest edit.
 
     Args:
-        snapshot: the store.
-        index: its index, at least of `names`.
-        names: the series, sorted and distinct; None for all.
+        scope: the series, sorted and distinct, without a range of keys.
         count: how many, at least 1.
         at_us: the latest timestamp of an original, inclusive; None for all.
         columns: names of the result's columns; None for all of `result_schema`.
@@ -205,11 +201,12 @@ def ask_newest(
     Raises:
         InvalidQuery: the store lacks one of `columns`.
     """
+    snapshot, names = scope.snapshot, scope.names
     schema = result_schema(snapshot.values)
     result_columns = pick_columns(schema, columns).names
     needed = [name for name in schema.names if name in result_columns or name in KEYS]
     store = _tables_of(snapshot.location)
-    question = _Question(snapshot, store.find_series(index, names), needed, count, at_us)
+    question = _Question(snapshot, store.find_series(scope.index, names), needed, count, at_us)
     if snapshot.as_of is not None or not len(question.series):
         rows = question.read()
     elif at_us is None:
@@ -332,8 +329,8 @@ class _Question:
             stale_series,
             columns,
             count,
-            match.seen_sequences[stale],
-            match.rows(stale),
+            seen_sequences=match.seen_sequences[stale],
+            earlier_rows=match.rows(stale),
         )
         if is_kept:
             patched = self._patch_table(

@@ -80,6 +80,28 @@ MAX_SAMPLES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """The series of a snapshot that a query asks for.
+
+    Attributes:
+        snapshot: the store.
+        index: the snapshot's index, at least of `names`.
+        names: the requested series; None for all. Unknown ones have no rows.
+        keys: the range to answer for; it splits no series.
+    """
+
+    snapshot: Snapshot
+    index: SeriesIndex
+    names: Sequence[str] | None = None
+    keys: KeyRange = ALL_KEYS
+
+    @property
+    def retained(self) -> RetainedRange:
+        """The retained range of the snapshot."""
+        return self.snapshot.settings.retained
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The rows of a result, each series in the query's order, and their number before the limit."""
 
@@ -104,11 +126,8 @@ def pick_columns(schema: pa.Schema, names: Sequence[str] | None) -> pa.Schema:
 
 
 def run_query(
-    snapshot: Snapshot,
-    index: SeriesIndex,
+    scope: Scope,
     query: Query,
-    series: Sequence[str] | None = None,
-    key_range: KeyRange = ALL_KEYS,
     *,
     columns: Sequence[str] | None = None,
     sequences: tuple[int, int] = ALL_SEQUENCES,
@@ -116,11 +135,8 @@ def run_query(
     """Run `query` on each series and return the result.
 
     Args:
-        snapshot: the store.
-        index: the snapshot's index, at least of `series`.
+        scope: the requested series.
         query: the query.
-        series: the requested series; None for all. Unknown ones have no rows.
-        key_range: the range to answer for; it splits no series.
         columns: names of the result's columns; None for all of `result_schema`.
         sequences: answer for originals between these, inclusive; the ends of the view range must be
             fixed.
@@ -129,17 +145,18 @@ def run_query(
         InvalidQuery: the store lacks one of `columns`, or the query asks for a duration from an
             anchor that has no timestamp in some series.
     """
+    snapshot, index = scope.snapshot, scope.index
     names = pick_columns(result_schema(snapshot.values), columns).names
     plain = make_plain(query, has_erasures=snapshot.has_erasures)
-    scan = Scan(snapshot, index, plain or query, series, key_range, sequences)
+    scan = Scan(scope, plain or query, sequences)
     if plain is not None and not scan.edits:
-        ranges = Ranges(scan, snapshot.settings.retained, index)
+        ranges = Ranges(scan)
         rows = sort_rows(ranges.filter(scan.read(stored_columns(names))))
         return Answer(_show(rows, names, query), rows.num_rows)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
-    if may_hide(snapshot.settings.retained, index):
-        rows = rows.filter(pa.array(select_visible(rows, index, snapshot.settings.retained)))
+    if may_hide(scope.retained, index):
+        rows = rows.filter(pa.array(select_visible(rows, index, scope.retained)))
     distinct, codes = encode_runs(rows["series"])
     order = sort_keys(codes, to_int64(rows["sequence"]))
     events = Events(
@@ -232,6 +249,7 @@ class Scan:
     """The files and rows of a snapshot that a query needs.
 
     Attributes:
+        scope: the requested series.
         query: the query.
         edits: the files of edits.
         originals: the files of originals.
@@ -239,34 +257,23 @@ class Scan:
     """
 
     def __init__(
-        self,
-        snapshot: Snapshot,
-        index: SeriesIndex,
-        query: Query,
-        series: Sequence[str] | None,
-        key_range: KeyRange = ALL_KEYS,
-        sequences: tuple[int, int] = ALL_SEQUENCES,
+        self, scope: Scope, query: Query, sequences: tuple[int, int] = ALL_SEQUENCES
     ) -> None:
-        self.query = query
+        self.scope, self.query = scope, query
+        snapshot, index = scope.snapshot, scope.index
         self._location = snapshot.location
         self._sequences = sequences
-        self._key_range = key_range
         self._schema = query_schema(snapshot.values).append(ERASURE_FIELD)
-        self._as_of, self._has_erasures, self._index = (
-            snapshot.as_of,
-            snapshot.has_erasures,
-            index,
-        )
-        self._names = None if series is None else _find_known(series, index)
+        self._names = None if scope.names is None else _find_known(scope.names, index)
         touched = [file for file in snapshot.files if self._has_series_in(file)]
         self.edits = [file for file in touched if file.kind == "edit"]
-        self.bounds = self._compute_bounds(query, snapshot, index)
+        self.bounds = self._compute_bounds()
         self.originals = [
             file for file in touched if file.kind != "edit" and self._may_be_needed(file)
         ]
 
     def _has_series_in(self, file: DataFile) -> bool:
-        if not self._key_range.overlaps(file.first, file.last):
+        if not self.scope.keys.overlaps(file.first, file.last):
             return False
         if self._names is None:
             return True
@@ -277,7 +284,8 @@ class Scan:
         assert self._names is not None
         return bisect_left(self._names, first), bisect_right(self._names, last)
 
-    def _compute_bounds(self, query: Query, snapshot: Snapshot, index: SeriesIndex) -> Bounds:
+    def _compute_bounds(self) -> Bounds:
+        index = self.scope.index
         if self._names is not None or not index.columns.rows:
             names = self._names or []
             states, floors = index.lookup(names), index.min_retained(names)
@@ -289,7 +297,7 @@ class Scan:
                 for name, low in MIN_RETAINED_DEFAULTS.items()
             }
         edits = sum(file.rows for file in self.edits)
-        bounds = compute_bounds(query, snapshot.settings.retained, states, floors, edits)
+        bounds = compute_bounds(self.query, self.scope.retained, states, floors, edits)
         lowest, highest = self._sequences
         return dataclasses.replace(
             bounds,
@@ -342,10 +350,11 @@ class Scan:
     def _find_long_series(self) -> list[str]:
         """Return all series of the store, if their times never fall and they have many rows."""
         rows = sum(file.rows for file in self.originals)
-        is_part = self._names is not None or self._as_of is not None or self._has_erasures
-        if is_part or rows < self._index.columns.rows * _ROWS_OF_LONG_SERIES:
+        snapshot, index = self.scope.snapshot, self.scope.index
+        is_part = self._names is not None or snapshot.as_of is not None or snapshot.has_erasures
+        if is_part or rows < index.columns.rows * _ROWS_OF_LONG_SERIES:
             return []
-        return sorted(self._index.ids.names()[: self._index.columns.rows])
+        return sorted(index.ids.names()[: index.columns.rows])
 
     def read_edits(self, columns: Sequence[str]) -> pa.Table:
         """Read the edits, of any original."""
@@ -370,8 +379,9 @@ class Scan:
         return pa.schema([self._schema.field(name) for name in names])
 
     def _series_filter(self) -> RowFilter:
-        commits = ANY_VALUE if self._as_of is None else (MIN_NUMBER, self._as_of)
-        return RowFilter(self._names, self._key_range, commits=commits)
+        as_of = self.scope.snapshot.as_of
+        commits = ANY_VALUE if as_of is None else (MIN_NUMBER, as_of)
+        return RowFilter(self._names, self.scope.keys, commits=commits)
 
     def _original_filter(self) -> RowFilter:
         bounds = self.bounds.over(0, len(self.bounds.min_sequence))
@@ -398,8 +408,8 @@ def encode_series(schema: pa.Schema) -> pa.Schema:
 class Ranges:
     """The sequences and times of the originals that a plain query shows of each series."""
 
-    def __init__(self, scan: Scan, retained: RetainedRange, index: SeriesIndex) -> None:
-        self._query, self._retained, self._index = scan.query, retained, index
+    def __init__(self, scan: Scan) -> None:
+        self._query, self._scope = scan.query, scan.scope
         bounds = scan.bounds
         # A scan reads no originals with sequences outside the bounds of all series.
         is_joint = all((ends == ends[:1]).all() for ends in dataclasses.astuple(bounds))
@@ -409,8 +419,9 @@ class Ranges:
 
     def of(self, names: Sequence[str]) -> Bounds:
         """Return the ranges of some series."""
-        states, floors = self._index.lookup(names), self._index.min_retained(names)
-        return compute_bounds(self._query, self._retained, states, floors, edits=0)
+        index = self._scope.index
+        states, floors = index.lookup(names), index.min_retained(names)
+        return compute_bounds(self._query, self._scope.retained, states, floors, edits=0)
 
     def filter(self, rows: pa.Table) -> pa.Table:
         """Return the rows inside the ranges."""
@@ -510,27 +521,20 @@ class _Budget:
 
 
 def stream_query(
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    query: Query,
-    names: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
+    scope: Scope, query: Query, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield what `run_query` returns, in batches of at most BATCH_ROWS; raise what it raises."""
-    schema = stream_schema(snapshot, columns)
+    schema = stream_schema(scope.snapshot, columns)
     budget = _Budget(_CELL_BYTES * len(schema))
-    for scan_part in _plan_parts(snapshot, index, query, names, budget):
-        part_query = query
+    for scan_part in _plan_parts(scope, query, budget):
+        part_query, part_names = query, None if scope.names is None else scan_part.names
         if scan_part.sequences != ALL_SEQUENCES:
-            view = _fix_view(query, index, scan_part.names[0])
+            view = _fix_view(query, scope.index, scan_part.names[0])
             assert view is not None
-            part_query = dataclasses.replace(query, view=view)
+            part_query, part_names = dataclasses.replace(query, view=view), scan_part.names
         answer = run_query(
-            snapshot,
-            index,
+            dataclasses.replace(scope, names=part_names, keys=scan_part.keys),
             part_query,
-            scan_part.names if names is not None or scan_part.sequences != ALL_SEQUENCES else None,
-            scan_part.keys,
             columns=schema.names,
             sequences=scan_part.sequences,
         )
@@ -544,23 +548,18 @@ def stream_schema(snapshot: Snapshot, columns: Sequence[str] | None = None) -> p
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _plan_parts(
-    snapshot: Snapshot,
-    index: SeriesIndex,
-    query: Query,
-    names: Sequence[str] | None,
-    budget: "_Budget",
-) -> Iterator[_ScanPart]:
+def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPart]:
+    index, names = scope.index, scope.names
     chosen = sorted(index.ids.names()[: index.columns.rows]) if names is None else list(names)
     states = index.lookup(chosen)
     chosen = [chosen[row] for row in np.flatnonzero(states["last_sequence"] != NO_SEQUENCE)]
     if not chosen:
         return
-    scan = Scan(snapshot, index, query, names)
+    scan = Scan(scope, query)
     files = [*scan.originals, *scan.edits]
     stored = sum(file.rows for file in files)
     budget.expect(_COMPRESSION * sum(file.size for file in files) / max(stored, 1))
-    low, high = _sequence_ends(snapshot, index, query, chosen, scan)
+    low, high = _sequence_ends(scan, chosen)
     rows = np.maximum(high - low + 1, 1)
     estimates = rows if rows.sum() <= stored else np.ceil(rows * (stored / rows.sum()))
     begin = 0
@@ -586,13 +585,12 @@ def _join(chosen: Sequence[str], begin: int, end: int) -> _ScanPart:
     return _ScanPart(list(chosen[begin:end]), KeyRange((chosen[begin], 0), beyond))
 
 
-def _sequence_ends(
-    snapshot: Snapshot, index: SeriesIndex, query: Query, names: list[str], scan: Scan
-) -> tuple[Int64Array, Int64Array]:
+def _sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, Int64Array]:
     """Return the lowest and highest sequence that the query may need of each series."""
+    scope, index = scan.scope, scan.scope.index
     states, floors = index.lookup(names), index.min_retained(names)
     edits = sum(file.rows for file in scan.edits)
-    bounds = compute_bounds(query, snapshot.settings.retained, states, floors, edits)
+    bounds = compute_bounds(scan.query, scope.retained, states, floors, edits)
     lowest = min((file.min_sequence for file in scan.originals), default=0)
     return (
         np.maximum(bounds.min_sequence, lowest),

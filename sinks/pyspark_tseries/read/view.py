@@ -38,7 +38,7 @@ from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.downsample import check_values, downsample, gaps
 from pyspark_tseries.read.newest import asked_count, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
-from pyspark_tseries.read.scan import Answer, run_query, stream_query, stream_schema
+from pyspark_tseries.read.scan import Answer, Scope, run_query, stream_query, stream_schema
 from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.failures import explain_failure, explained_failures
 from pyspark_tseries.storage.row_reader import (
@@ -86,15 +86,16 @@ class View:
         """The permissions of the principal."""
         return AccessCheck(self.snapshot.settings.policy, self.principal)
 
-    def choose(self, choice: SeriesChoice) -> tuple[SeriesIndex, list[str] | None]:
-        """Return the index, at least of the chosen series, and their names; None for all.
+    def choose(self, choice: SeriesChoice) -> Scope:
+        """Return the chosen series, sorted and distinct.
 
-        Series that were chosen by name may be unknown. Names are sorted and distinct.
+        Series that were chosen by name may be unknown.
         """
         if choice.names is not None:
-            return self.snapshot.index(choice.names), list(choice.names)
+            return Scope(self.snapshot, self.snapshot.index(choice.names), list(choice.names))
         index = self.snapshot.index()
-        return index, None if choice.is_all else choice.pick(known_series(index))
+        names = None if choice.is_all else choice.pick(known_series(index))
+        return Scope(self.snapshot, index, names)
 
     def select(
         self, query: Query, choice: SeriesChoice, columns: Sequence[str] | None = None
@@ -106,10 +107,10 @@ class View:
             InvalidQuery: as `run_query`.
         """
         self.access.require_query(query)
-        index, names = self.choose(choice)
+        scope = self.choose(choice)
         if (count := asked_count(query)) is not None:
-            return ask_newest(self.snapshot, index, names, count, columns=columns)
-        return run_query(self.snapshot, index, query, names, columns=columns)
+            return ask_newest(scope, count, columns=columns)
+        return run_query(scope, query, columns=columns)
 
     def stream(
         self, query: Query, choice: SeriesChoice, columns: Sequence[str] | None = None
@@ -119,9 +120,9 @@ class View:
         Raise what `select` raises, now or with the batches.
         """
         self.access.require_query(query)
-        index, names = self.choose(choice)
+        scope = self.choose(choice)
         schema = stream_schema(self.snapshot, columns)
-        return schema, stream_query(self.snapshot, index, query, names, columns)
+        return schema, stream_query(scope, query, columns)
 
     def latest(
         self,
@@ -135,8 +136,7 @@ class View:
         With `at_us`, only originals at or before that time count. Raise as `select` does.
         """
         self.access.require_query(Query(view=Range(Point("last_count", count))))
-        index, names = self.choose(choice)
-        return ask_newest(self.snapshot, index, names, count, at_us, columns)
+        return ask_newest(self.choose(choice), count, at_us, columns)
 
     def newest(self, series: str) -> tuple[pa.Table, SeriesIndex]:
         """Return the newest original of a series, not cached, and the index, at least of it.
@@ -150,7 +150,7 @@ class View:
     def list_series(self, choice: SeriesChoice) -> pa.Table:
         """Return the chosen series that have events, sorted by name; see `SERIES_SCHEMA`."""
         self.access.require_query(Query())
-        return list_series(self.snapshot, *self.choose(choice))
+        return list_series(self.choose(choice))
 
     def versions(self, series: str, sequence: int) -> pa.Table:
         """Return the versions of an event; see `read_versions`."""
@@ -200,8 +200,7 @@ class View:
         self.access.require_query(query)
         schema = pa.schema(self.snapshot.values)
         downsampling = plan(schema)
-        index, names = self.choose(choice)
-        rows = downsample(self.snapshot, index, query, downsampling, names)
+        rows = downsample(self.choose(choice), query, downsampling)
         return result_fields(schema, downsampling), self._name_failures(rows)
 
     def gaps(self, query: Query, choice: SeriesChoice, longer_than_us: int) -> pa.Table:
@@ -213,8 +212,7 @@ class View:
         """
         check_values(query, "gaps")
         self.access.require_query(query)
-        index, names = self.choose(choice)
-        return gaps(self.snapshot, index, query, longer_than_us, names)
+        return gaps(self.choose(choice), query, longer_than_us)
 
     def _name_failures(self, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
         with explained_failures(self.snapshot.location):
@@ -335,16 +333,12 @@ def _unknown_error(snapshot: Snapshot, series: str, sequence: int) -> NoSuchEven
     )
 
 
-def list_series(
-    snapshot: Snapshot, index: SeriesIndex, names: Sequence[str] | None = None
-) -> pa.Table:
+def list_series(scope: Scope) -> pa.Table:
     """Return the series that have an event, sorted by name, in the columns of `SERIES_SCHEMA`.
 
-    Args:
-        snapshot: the store.
-        index: its index, at least of `names`.
-        names: the series, sorted and distinct; None for all.
+    The names of `scope` are sorted and distinct, and it has no range of keys.
     """
+    snapshot, index, names = scope.snapshot, scope.index, scope.names
     if names is None:
         texts = pa.array(index.ids.names()[: index.columns.rows], pa.string())
         columns = {name: index.columns[name] for name in SeriesIndex().lookup([])}

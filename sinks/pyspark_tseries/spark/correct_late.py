@@ -46,7 +46,7 @@ from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query, RetainedRange, format_range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import NO_MAX_US
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.spark.query_checks import (
     QueryIdentity,
     RecordStream,
@@ -210,7 +210,7 @@ class Corrections(Revision):
         names = self.windows[self.rules.keys[0]].unique().to_pylist()
         if context.head_id is None:
             return result_schema(self.values).empty_table()
-        return run_query(snapshot, context.index, Query("values"), names).table
+        return run_query(Scope(snapshot, context.index, names), Query("values")).table
 
     def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
         """Return the rows to write: edits of windows in force, and originals of the others."""

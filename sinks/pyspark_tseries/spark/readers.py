@@ -58,7 +58,14 @@ from pyspark_tseries.read.delivery import (
 )
 from pyspark_tseries.read.downsample import downsample
 from pyspark_tseries.read.newest import asked_count, newest_in
-from pyspark_tseries.read.scan import Scan, run_query, sample_series, select_visible, stored_columns
+from pyspark_tseries.read.scan import (
+    Scan,
+    Scope,
+    run_query,
+    sample_series,
+    select_visible,
+    stored_columns,
+)
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import Location
@@ -242,7 +249,7 @@ class RangeQueryReader(DataSourceReader):
         index = snapshot.newest_index(self._series)
         data = snapshot.files
         if snapshot.as_of is None:
-            scan = Scan(snapshot, index, self._query, self._series)
+            scan = Scan(Scope(snapshot, index, self._series), self._query)
             in_order = not any(file.is_foreign for file in scan.originals)
             by_file = self._buckets is None and self._query == Query(self._query.kind)
             if by_file and not scan.edits and in_order:
@@ -253,23 +260,21 @@ class RangeQueryReader(DataSourceReader):
 
     def _read_series(self, snapshot: Snapshot, key_range: KeyRange) -> Iterator[pa.RecordBatch]:
         index, names = snapshot.index(self._series, key_range), self._target.names
+        scope = Scope(snapshot, index, self._series, key_range)
         if self._buckets is not None:
-            for table in downsample(
-                snapshot, index, self._query, self._buckets, self._series, key_range
-            ):
+            for table in downsample(scope, self._query, self._buckets):
                 yield from table.select(names).cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
             return
         if (count := asked_count(self._query)) is not None:
-            table = newest_in(snapshot, index, self._series, key_range, count, names)
+            table = newest_in(scope, count, names)
         else:
-            query, series = self._query, self._series
-            table = run_query(snapshot, index, query, series, key_range, columns=names).table
+            table = run_query(scope, self._query, columns=names).table
         yield from table.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
 
     def _read_files(self, snapshot: Snapshot, paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
         index = snapshot.index(self._series)
         needed = stored_columns(self._target.names)
-        scan = Scan(snapshot, index, self._query, self._series)
+        scan = Scan(Scope(snapshot, index, self._series), self._query)
         for path in paths:
             for rows in scan.stream(path, needed):
                 inside = pa.array(select_visible(rows, index, snapshot.settings.retained))

@@ -10,6 +10,7 @@ from pyspark_tseries import InvalidQuery, NoSuchEvent, PermissionDenied, TimeSer
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.commits import attach_metadata
 from pyspark_tseries.model.series_index import SeriesIndex, apply_change, make_change
+from pyspark_tseries.read.scan import Scope
 from pyspark_tseries.read.view import list_series
 from pyspark_tseries.storage import row_reader
 
@@ -220,7 +221,7 @@ def test_an_index_without_counts_gives_nulls(store):
     names, columns = index.ids.names(), {name: index.columns[name] for name in index.columns}
     old = make_change(pa.array(names), columns).drop_columns(["first_us", "edits"])
     index = apply_change(SeriesIndex(), attach_metadata(old, index.metadata))
-    rows = list_series(store._store.snapshot(), index).to_pylist()
+    rows = list_series(Scope(store._store.snapshot(), index)).to_pylist()
     assert {row["events"] for row in rows} == {None}
     assert {row["newest"] is None for row in rows} == {False}
 

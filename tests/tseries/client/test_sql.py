@@ -30,7 +30,7 @@ from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.columns import file_schema, result_schema
 from pyspark_tseries.model.ranges import ALL_SERIES, Query, RetainedRange
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.read.view import View
 from pyspark_tseries.store.admin_commits import add_columns, set_retained_range
 from pyspark_tseries.store.store import Store
@@ -164,7 +164,7 @@ def test_an_earlier_commit_is_shown_as_it_was(tmp_path_factory, retained, steps,
     except InvalidQuery:
         return
     view = View(past, "me")
-    expected = run_query(past, past.index(), Query()).table
+    expected = run_query(Scope(past, past.index()), Query()).table
     assert arrow(sql.ask(view, CURRENT), expected.schema).equals(expected)
     last = program.store.snapshot() if past.as_of is None else past
     rows = delivered(program.path, [VALUE])

@@ -40,7 +40,7 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import NO_EVENTS, UNLIMITED, Query
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import replace_files
 from pyspark_tseries.store.checkpoints import wait_for_checkpoints
@@ -135,7 +135,7 @@ def test_an_erased_value_is_null_in_every_kind_of_query_and_in_the_past(series, 
     store = Store.open(str(path))
     times = sorted({us for (us,) in stored(path, "commit_time")})
     for us, count in zip(times, range(1, 7), strict=True):
-        table = run_query(*sight_as_of(store, us), Query("allEdits"), ["a"]).table
+        table = run_query(Scope(*sight_as_of(store, us), ["a"]), Query("allEdits")).table
         assert table["text"].to_pylist() == [value for _, value in expected[:count]]
     assert verify(str(path)) == []
 

@@ -38,7 +38,7 @@ from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.maintain.widen import widen_columns
 from pyspark_tseries.model.ranges import UNLIMITED, Query
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
 
@@ -673,9 +673,9 @@ def test_a_subscriber_gets_every_event_once_over_the_change(series, path):
 
 def test_a_query_that_was_planned_before_still_reads_the_old_files(series):
     old = series._store.snapshot()
-    before = run_query(old, old.index(), Query("values"), ["a"])
+    before = run_query(Scope(old, old.index(), ["a"]), Query("values"))
     series.widen_columns(WIDE)
-    assert run_query(old, old.index(), Query("values"), ["a"]) == before
+    assert run_query(Scope(old, old.index(), ["a"]), Query("values")) == before
 
 
 def test_a_connection_keeps_its_commit_until_it_is_refreshed(series):

@@ -14,7 +14,7 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.arrays import KeyRange
 from pyspark_tseries.model.ranges import Query, parse_range
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
@@ -24,7 +24,7 @@ HOUR_US = 3_600_000_000
 
 def all_edits(snapshot, index):
     columns = ["series", "sequence", "value", "author"]
-    table = run_query(snapshot, index, Query("allEdits"), columns=columns).table
+    table = run_query(Scope(snapshot, index), Query("allEdits"), columns=columns).table
     return sorted(map(tuple, (row.values() for row in table.to_pylist())))
 
 

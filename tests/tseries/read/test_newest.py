@@ -28,7 +28,7 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.ranges import ALL_SERIES, Point, Query, Range
 from pyspark_tseries.read import newest, newest_table
 from pyspark_tseries.read.newest import asked_count
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage import snapshot as heads
 from pyspark_tseries.store.store import Store, now_us
@@ -151,7 +151,7 @@ class Program:
 
 def wanted(snapshot, chosen, count, at, columns):
     """The newest rows of all current values, one series after the other."""
-    every = run_query(snapshot, snapshot.index(), Query()).table
+    every = run_query(Scope(snapshot, snapshot.index()), Query()).table
     names = sorted(set(every["series"].to_pylist()))
     if "series" in chosen:
         asked = chosen["series"]

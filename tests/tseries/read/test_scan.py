@@ -6,7 +6,7 @@ from tseries.builders import batch, new_store, sight_now
 from pyspark_tseries import InvalidQuery, TimeSeries
 from pyspark_tseries.model.arrays import KeyRange
 from pyspark_tseries.options import parse_read
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.store import Store
 
 SECOND_US = 1_000_000
@@ -26,9 +26,8 @@ def path(tmp_path):
 def ask(path, series, part=None, **options):
     query = parse_read({"path": "/s", **options}).to_query()
     snapshot, index = sight_now(Store.open(str(path)))
-    found = run_query(
-        snapshot, index, query, series, part or KeyRange(), columns=["series", "sequence"]
-    )
+    scope = Scope(snapshot, index, series, part or KeyRange())
+    found = run_query(scope, query, columns=["series", "sequence"])
     return list(zip(*(column.to_pylist() for column in found.table.columns), strict=True))
 
 

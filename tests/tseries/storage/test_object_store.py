@@ -32,7 +32,7 @@ from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, RetainedRange
 from pyspark_tseries.read.delivery import InitialEvents, read_delivery
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.storage.location import Location, exclusive, parse_location
 from pyspark_tseries.store import store as storage
@@ -78,7 +78,7 @@ def events(location):
     """(series, sequence, value) of all events, as somebody who comes anew sees them."""
     forget_stores()
     snapshot, index = sight_now(Store.open(location))
-    found = run_query(snapshot, index, Query("allEdits")).table
+    found = run_query(Scope(snapshot, index), Query("allEdits")).table
     return list(
         zip(*(found[name].to_pylist() for name in ("series", "sequence", "value")), strict=True)
     )
@@ -167,7 +167,7 @@ def test_as_of_shows_the_store_as_it_was(store, location):
         store.append(batch(("a", n, float(n))), clock=lambda n=n: then + n * HOUR_US)
     for _ in range(2):  # The head of then is made, and made again.
         snapshot, index = sight_as_of(Store.open(location), then + HOUR_US)
-        assert run_query(snapshot, index, Query()).table["value"].to_pylist() == [0.0, 1.0]
+        assert run_query(Scope(snapshot, index), Query()).table["value"].to_pylist() == [0.0, 1.0]
 
 
 def test_a_subscriber_gets_the_last_entries_and_then_every_event_once(store, location):
@@ -238,7 +238,7 @@ def test_files_that_tasks_wrote_are_published_or_merged(location):
     assert len(files_of(location, "kind=event")) == 3
     assert verify(location) == []
     snapshot, index = sight_now(Store.open(location))
-    found = run_query(snapshot, index, Query("allEdits")).table
+    found = run_query(Scope(snapshot, index), Query("allEdits")).table
     keys = list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
     assert keys == [
         (name, n) for name, end in (("a", 20), ("b", 20), ("c", 40)) for n in range(end)
@@ -482,7 +482,7 @@ def test_the_object_stores_own_clock_says_that_a_writers_is_ahead(store, locatio
 
 
 def keys(store):
-    found = run_query(store.snapshot(), store.index(), Query()).table
+    found = run_query(Scope(store.snapshot(), store.index()), Query()).table
     return list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
 
 

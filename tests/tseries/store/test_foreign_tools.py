@@ -21,7 +21,7 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, parse_range
-from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store import checkpoints
 from pyspark_tseries.store.store import Store, now_us
 
@@ -159,7 +159,7 @@ def test_as_of_finds_the_commits_of_rows_that_another_tool_has_gathered(path, to
     tool(DeltaTable(path))
     past = Store.open(path).snapshot().at_time(moment)
     assert past.as_of == 11
-    found = run_query(past, past.index(), Query()).table
+    found = run_query(Scope(past, past.index()), Query()).table
     keys = zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True)
     assert sorted(keys) == before
 
