@@ -219,7 +219,7 @@ def _declared():
 
 def test_nobody_is_never_a_principal_but_at_the_doors_that_take_the_os_user():
     declared = dict(_declared())
-    assert {"store.admin_commits.require_owner", "spark.readers.RangeReader"} <= set(declared)
+    assert {"store.admin_commits.require_owner", "spark.readers.RangeQueryReader"} <= set(declared)
     left_out = {name for name, principal in declared.items() if principal.default is None}
     assert left_out == set(DOORS)
     for name in set(declared) - left_out:

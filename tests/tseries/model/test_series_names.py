@@ -20,7 +20,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import UNLIMITED, Query
-from pyspark_tseries.spark.readers import RangeReader
+from pyspark_tseries.spark.readers import RangeQueryReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.log_entries import seal
 from pyspark_tseries.store.store import Store
@@ -38,7 +38,7 @@ def reopened(path):
 def asked_by_spark(path, series=None):
     store = Store.open(str(path))
     schema = DefaultSource({"path": str(path)}).schema()
-    reader = RangeReader(store.snapshot(), Query("allEdits"), series, schema, principal="me")
+    reader = RangeQueryReader(store.snapshot(), Query("allEdits"), series, schema, principal="me")
     rows = [rows for part in reader.partitions() for rows in reader.read(part)]
     found = {}
     for part in rows:

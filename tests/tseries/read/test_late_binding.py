@@ -13,7 +13,7 @@ from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDen
 from pyspark_tseries.model.properties import parse_policy
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.spark import readers
-from pyspark_tseries.spark.readers import RangeReader, find_snapshot_at
+from pyspark_tseries.spark.readers import RangeQueryReader, find_snapshot_at
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import set_policy
 from pyspark_tseries.store.checkpoints import capture_entry, write_checkpoint
@@ -221,7 +221,9 @@ def test_read_after_the_right_to_it_was_withdrawn_is_refused(tmp_path, later):
 def test_read_of_another_store_at_the_path_is_refused_where_its_columns_are_others(tmp_path, later):
     store = commits(tmp_path / "s", 1)
     schema = DefaultSource({"path": str(tmp_path / "s")}).schema()
-    planned = RangeReader(store.snapshot(), Query(), None, schema, principal="bob", planned_us=0)
+    planned = RangeQueryReader(
+        store.snapshot(), Query(), None, schema, principal="bob", planned_us=0
+    )
     parts = planned.partitions()
     shutil.rmtree(tmp_path / "s")
     new_store(tmp_path / "s", values=())

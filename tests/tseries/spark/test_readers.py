@@ -13,7 +13,7 @@ from tseries.spark_calls import EVERYTHING, read
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries import describe
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
-from pyspark_tseries.spark.readers import RangeReader
+from pyspark_tseries.spark.readers import RangeQueryReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import snapshot as heads
 from pyspark_tseries.store.store import Store
@@ -80,7 +80,7 @@ def test_a_read_sees_the_store_as_it_was_when_planned(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 1})
     store.append(batch(("a", 0)))
     schema = DefaultSource({"path": str(tmp_path / "s")}).schema()
-    reader = RangeReader(store.snapshot(), EVERYTHING, None, schema, principal="me")
+    reader = RangeQueryReader(store.snapshot(), EVERYTHING, None, schema, principal="me")
     store.append(batch(("a", 1)))
     got = [part["sequence"].to_pylist() for p in reader.partitions() for part in reader.read(p)]
     assert got == [[0]]
