@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import DAY_US, MINUTE_US, SECOND_US
-from pyspark_timestream.core.report import STEPS_US
+from pyspark_timestream.report import STEPS_US
 from pyspark_tseries.chart.figure import is_drawn, is_line
 from pyspark_tseries.client.questions import BucketResult, RangeQuery
 from pyspark_tseries.client.results import Chart, QueryResult
