@@ -20,7 +20,7 @@ from pyspark_tseries import (
     correct_late,
     withdraw_corrections,
 )
-from pyspark_tseries.maintain import erase
+from pyspark_tseries.maintain import corrections
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import name_writer
@@ -580,7 +580,7 @@ def test_after_a_withdrawal_the_right_query_gives_what_it_would_have_given(
     if wrong:
         if killed:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(erase, "_note_withdrawal", _kill)
+                patch.setattr(corrections, "_note_withdrawal", _kill)
                 with pytest.raises(KeyboardInterrupt):
                     withdraw(path)
         withdraw(path)
@@ -628,13 +628,13 @@ def test_a_query_that_went_on_during_the_withdrawal_is_named(tmp_path, monkeypat
     main, path = Main(tmp_path / "s"), tmp_path / "s"
     main.write([("a", 0, 5)], 0)
     plan(path).correct(windows([("a", 0, 2)]), "q", 0)
-    note = erase._note_withdrawal
+    note = corrections._note_withdrawal
 
     def late_note(location, query, batch):
         plan(path).correct(windows([("a", 0, 3)]), "q", 1)
         note(location, query, batch)
 
-    monkeypatch.setattr(erase, "_note_withdrawal", late_note)
+    monkeypatch.setattr(corrections, "_note_withdrawal", late_note)
     withdraw(path)
     monkeypatch.undo()
     with pytest.raises(UpdateFailed, match="query q has already corrected"):
