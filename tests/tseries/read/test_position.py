@@ -101,7 +101,7 @@ def test_subscriber_after_a_compaction_counts_removed_events_as_missed(tmp_path)
 
 
 def test_a_position_of_version_1_is_read_for_ever():
-    sample = Path(__file__).parents[1] / "stores/position-v1.json"
+    sample = Path(__file__).parents[1] / "formats/position-v1.json"
     read = json.loads(sample.read_text())
     position = Position.from_json(read)
     assert position.to_json() == read

@@ -21,7 +21,7 @@ from pyspark_tseries.write.batch import Batch
 
 pytestmark = pytest.mark.spark
 
-V1 = Path(__file__).parents[1] / "stores" / "v1"
+V1 = Path(__file__).parents[1] / "formats" / "v1"
 HOUR_US = 3_600_000_000
 
 

@@ -8,7 +8,7 @@ instead. Values that may be secrets are left out, as in `peek`.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS
 from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.report import cut_text, format_count
 from pyspark_timestream.rules.step import ADJUSTED, LATE, BlockResult, step
-
-if TYPE_CHECKING:
-    pass
 
 MAX_SHOWN: Final = 10
 MAX_READ: Final = 100_000

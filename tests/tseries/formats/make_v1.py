@@ -1,6 +1,6 @@
 """Made the store and the position beside it, once; a later version must read them as they are.
 
-Run as `python tests/tseries/stores/make_v1.py` with tests/lib on the path, in an empty directory.
+Run as `python tests/tseries/formats/make_v1.py` with tests/lib on the path, in an empty directory.
 Until the first tag it may be made again where the format changes.
 """
 
