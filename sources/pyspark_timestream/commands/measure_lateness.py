@@ -207,24 +207,25 @@ def _release(
 ) -> tuple[tuple[_Waiting, ...], Instants]:
     """Return the events that still wait after these CTIs, and the waits of the others in ms.
 
-    Only events that are not late wait, so every CTI above an event's time came after the event.
+    `stamps_us` are the timestamps of the records that the CTIs follow. Only events that are not
+    late wait, so every CTI above an event's time came after the event.
     """
     if not len(ctis_us):
         return waiting, _NOTHING
     still_waiting: list[_Waiting] = []
     waits: list[Instants] = []
-    for block in waiting:
-        if block.first_us >= ctis_us[-1]:
-            still_waiting.append(block)
+    for events in waiting:
+        if events.first_us >= ctis_us[-1]:
+            still_waiting.append(events)
             continue
-        passed_by = np.searchsorted(ctis_us, block.times, side="right")
-        still = passed_by == len(ctis_us)
-        own_us, then_us = block.record_us[~still], stamps_us[passed_by[~still]]
-        has_both = (own_us != NEVER) & (then_us != NEVER)
-        waits.append(np.maximum(then_us[has_both] - own_us[has_both], 0) // MILLISECOND_US)
-        if still.any():
-            times = block.times[still]
-            still_waiting.append(_Waiting(times, block.record_us[still], int(times.min())))
+        passed_by = np.searchsorted(ctis_us, events.times, side="right")
+        waits_on = passed_by == len(ctis_us)
+        event_us, cti_us = events.record_us[~waits_on], stamps_us[passed_by[~waits_on]]
+        has_both = (event_us != NEVER) & (cti_us != NEVER)
+        waits.append(np.maximum(cti_us[has_both] - event_us[has_both], 0) // MILLISECOND_US)
+        if waits_on.any():
+            times = events.times[waits_on]
+            still_waiting.append(_Waiting(times, events.record_us[waits_on], int(times.min())))
     return tuple(still_waiting), np.concatenate(waits) if waits else _NOTHING
 
 
@@ -596,11 +597,11 @@ def _find_ranges(
     stops = resolve_ends(options, earliest, ends, broker.offsets_at, partitions)
     is_limited = False
     if last_us is not None:
-        tails = (
+        each_newest_ms = (
             _find_newest_ms(read_range, partition, starts[partition], stops[partition])
             for partition in sorted(starts)
         )
-        newest_ms = max((ms for ms in tails if ms is not None), default=None)
+        newest_ms = max((ms for ms in each_newest_ms if ms is not None), default=None)
         if newest_ms is not None:
             since_ms = max(newest_ms - -(-last_us // 1_000), 0)
             offsets = broker.offsets_at(dict.fromkeys(starts, since_ms))
@@ -614,7 +615,7 @@ def _find_ranges(
     ranges = tuple(
         OffsetRange(partition, starts[partition], stops[partition]) for partition in sorted(starts)
     )
-    if not any(range_.size > 0 for range_ in ranges):
+    if not any(offset_range.size > 0 for offset_range in ranges):
         raise OptionError(
             "subscribe",
             f"{_name_topics(options)} holds no records to measure",
@@ -645,18 +646,18 @@ def _follow(
     ranges: Sequence[OffsetRange],
     read_range: ReadRange,
 ) -> Lateness:
-    sampled_every = choose_sampling(sum(max(range_.size, 0) for range_ in ranges))
+    sampled_every = choose_sampling(sum(max(offset_range.size, 0) for offset_range in ranges))
     columns = list_columns(options)
     results = tuple(DelayResult(delay_us) for delay_us in delays_us)
     stamps_us: list[int] = []
-    for range_ in ranges:
-        blocks = read_range(range_, columns) if range_.size > 0 else ()
+    for offset_range in ranges:
+        blocks = read_range(offset_range, columns) if offset_range.size > 0 else ()
         followed = follow_partition(options, delays_us, sampled_every, blocks)
         pairs = zip(results, followed.trials, strict=True)
-        results = tuple(result.add(range_.partition, trial) for result, trial in pairs)
+        results = tuple(result.add(offset_range.partition, trial) for result, trial in pairs)
         stamps_us += [us for us in (followed.first_us, followed.last_us) if us is not None]
     return Lateness(
-        topics=tuple(sorted({range_.partition.topic for range_ in ranges})),
+        topics=tuple(sorted({offset_range.partition.topic for offset_range in ranges})),
         delays=results,
         sampled_every=sampled_every,
         first_us=min(stamps_us, default=None),

@@ -363,12 +363,12 @@ class _Client:
             reason = _explain_no_answer(error)
         raise self.error(target, reason) from None
 
-    def check_text(self, schema: Any, kind: str, target: str) -> None:
+    def check_text(self, schema: Any, schema_type: str, target: str) -> None:
         """Check that an answer has the text of a schema, in the form that was asked for."""
         text = schema.schema_str
         if not isinstance(text, str):
             raise self.error(target, _Reason("its answer lacks a schema", _NO_REGISTRY))
-        if kind == PROTOBUF and self._form is not None:
+        if schema_type == PROTOBUF and self._form is not None:
             try:
                 base64.b64decode(text, validate=True)
             except ValueError:
@@ -537,7 +537,7 @@ class SchemaRegistry:
             if cache_key not in _SCHEMAS:
                 with closing(_Client(self._settings, format)) as client:
                     registered = client.get_schema(key, subject if context else None)
-                    _SCHEMAS[cache_key] = _read(client, key, registered, _describe_key(key))
+                    _SCHEMAS[cache_key] = _read_schema(client, key, registered, _describe_key(key))
             return _SCHEMAS[cache_key]
 
     def fetch_latest(self, subject: str, format: str) -> RegisteredSchema:
@@ -551,14 +551,14 @@ class SchemaRegistry:
             target = _describe_version(subject, "latest")
             if not isinstance(latest.schema_id, int):
                 raise client.error(target, _Reason("its answer lacks an id", _NO_REGISTRY))
-            schema = _read(client, latest.schema_id, latest.schema, target)
+            schema = _read_schema(client, latest.schema_id, latest.schema, target)
         return schema._replace(subject=subject, version=latest.version)
 
 
-def _read(client: _Client, key: int | bytes, schema: Any, target: str) -> RegisteredSchema:
+def _read_schema(client: _Client, key: int | bytes, schema: Any, target: str) -> RegisteredSchema:
     """Check an answer, and fetch its references, each after its own references."""
-    kind = schema.schema_type or AVRO
-    client.check_text(schema, kind, target)
+    schema_type = schema.schema_type or AVRO
+    client.check_text(schema, schema_type, target)
     references: dict[str, SchemaReference] = {}
     visited: set[tuple[str, str, int]] = set()
 
@@ -573,12 +573,12 @@ def _read(client: _Client, key: int | bytes, schema: Any, target: str) -> Regist
                 problem = f"it is one of more than {_MAX_REFERENCES} references of a schema"
                 raise client.error(target, _Reason(problem, _NO_REGISTRY))
             inner = client.get_version(reference.subject, reference.version).schema
-            client.check_text(inner, kind, target)
+            client.check_text(inner, schema_type, target)
             collect(inner)
             references.setdefault(reference.name, SchemaReference(reference.name, inner.schema_str))
 
     collect(schema)
-    return RegisteredSchema(key, kind, schema.schema_str, tuple(references.values()))
+    return RegisteredSchema(key, schema_type, schema.schema_str, tuple(references.values()))
 
 
 Read = TypeVar("Read", bound=PayloadOptions)

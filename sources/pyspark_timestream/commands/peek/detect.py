@@ -395,14 +395,14 @@ def find_candidates(
     `fields` has each field's contents by its path, in arrays of n values in all; `types` has the
     types of their columns.
     """
-    record = read_record_times(timestamps_ms)
+    record_times = read_record_times(timestamps_ms)
     ranked: list[tuple[tuple[int, int, int], Candidate]] = []
     contents = [(f"field:{path}", pieces, types.get(path)) for path, pieces in fields.items()]
     contents += [
         (f"header:{name}", [read_header(headers, name)], None) for name in _list_headers(headers)
     ]
     for index, (source, pieces, data_type) in enumerate(contents):
-        candidate = _examine(source, pieces, data_type, record)
+        candidate = _examine(source, pieces, data_type, record_times)
         if candidate is not None:
             nearness = _rank_lag(candidate.least_lag_us, candidate.most_lag_us)
             rank = _rank_name(source)
@@ -410,7 +410,7 @@ def find_candidates(
                 # Such a value is almost certainly a time.
                 rank = _RELATED_NAME
             ranked.append(((rank, nearness, index), candidate))
-    timestamp = _describe("record:timestamp", "record", "", record, record)
+    timestamp = _describe("record:timestamp", "record", "", record_times, record_times)
     if timestamp is not None:
         ranked.append(((_RECORD, 0, 0), timestamp))
     return tuple(candidate for _, candidate in sorted(ranked, key=lambda pair: pair[0]))
@@ -429,25 +429,25 @@ def _list_headers(headers: pa.Array) -> list[str]:
 
 
 def _examine(
-    source: str, pieces: Sequence[pa.Array], data_type: pa.DataType | None, record: Times
+    source: str, pieces: Sequence[pa.Array], data_type: pa.DataType | None, record_times: Times
 ) -> Candidate | None:
     present = sum(len(piece) - piece.null_count for piece in pieces)
-    times = {unit: _read(pieces, unit) for unit in TIME_UNITS}
+    times = {unit: _read_times(pieces, unit) for unit in TIME_UNITS}
     counts = {unit: int(np.count_nonzero(is_read)) for unit, (_, is_read) in times.items()}
     unit = max(counts, key=counts.__getitem__)
     if not present or 2 * counts[unit] <= present:
         return None
     # A time that brings its own unit is the same in all of them.
     is_number = len(set(counts.values())) > 1
-    name = "number" if is_number else "text"
+    kind = "number" if is_number else "text"
     if data_type is not None and pa.types.is_timestamp(data_type):
-        name = "timestamp"
+        kind = "timestamp"
     if data_type is not None and pa.types.is_date32(data_type):
-        name = "date"
-    return _describe(source, name, unit if is_number else "", times[unit], record)
+        kind = "date"
+    return _describe(source, kind, unit if is_number else "", times[unit], record_times)
 
 
-def _read(pieces: Sequence[pa.Array], unit: str) -> Times:
+def _read_times(pieces: Sequence[pa.Array], unit: str) -> Times:
     """Read the plausible times in a field's pieces."""
     times = [read_value_times(piece, unit) for piece in pieces]
     us = np.concatenate([us for us, _ in times])
@@ -456,12 +456,14 @@ def _read(pieces: Sequence[pa.Array], unit: str) -> Times:
     return us, is_read & (us >= start) & (us < end)
 
 
-def _describe(source: str, kind: str, unit: str, times: Times, record: Times) -> Candidate | None:
+def _describe(
+    source: str, kind: str, unit: str, times: Times, record_times: Times
+) -> Candidate | None:
     us, is_read = times
     if not is_read.any():
         return None
-    both = is_read & record[1]
-    lags = (record[0] - us)[both].tolist()
+    has_both = is_read & record_times[1]
+    lags = (record_times[0] - us)[has_both].tolist()
     return Candidate(
         source, kind, unit, int(np.count_nonzero(is_read)), int(us[is_read].min()),
         int(us[is_read].max()), min(lags, default=None), max(lags, default=None),
@@ -572,7 +574,7 @@ class Detection:
 def list_keys(payloads: Payloads) -> list[Key]:
     """List the distinct schema ids in what may be frames, to ask a registry for them."""
     blocks = [_split(payloads, framing) for framing in ("header", "confluent")]
-    return list(dict.fromkeys(_key(writer) for block in blocks for writer in block.writers))
+    return list(dict.fromkeys(_key_of(writer) for block in blocks for writer in block.writers))
 
 
 def detect_side(payloads: Payloads, answers: Answers | None) -> Detection:
@@ -607,21 +609,22 @@ def _detect_by_registry(
 ) -> Detection | None:
     """Detect payloads by the registry; None unless it knows the schemas of most."""
     side, present = payloads.side, payloads.present
-    schemas = [None if writer is None else answers.get(_key(writer)) for writer in writers]
-    kinds = Counter(schema.type for schema in schemas if schema is not None)
-    if 2 * kinds.total() <= present:
+    schemas = [None if writer is None else answers.get(_key_of(writer)) for writer in writers]
+    type_counts = Counter(schema.type for schema in schemas if schema is not None)
+    if 2 * type_counts.total() <= present:
         return None
-    kind = kinds.most_common(1)[0][0]
-    usable = [schema is not None and schema.type == kind for schema in schemas]
+    schema_type = type_counts.most_common(1)[0][0]
+    usable = [schema is not None and schema.type == schema_type for schema in schemas]
     unusable = tuple(
-        writer is not None and not good for writer, good in zip(writers, usable, strict=True)
+        writer is not None and not is_usable
+        for writer, is_usable in zip(writers, usable, strict=True)
     )
     row = usable.index(True)
-    fitting = kinds[kind]
+    fitting = type_counts[schema_type]
     message: tuple[int, ...] = ()
-    if kind == JSON:
+    if schema_type == JSON:
         fitting = min(fitting, _count_objects(framed.bodies))
-    if kind == PROTOBUF:
+    if schema_type == PROTOBUF:
         indexed = _split(payloads, framing, indexed=True)
         code = int(indexed.codes[row])
         message = (indexed.writers[code].message or ()) if code >= 0 else ()
@@ -629,11 +632,11 @@ def _detect_by_registry(
     if any(unusable):
         notes.append(
             f"{sum(unusable)} of {present} {side}s name a schema that the registry lacks, or that "
-            f"is not {kind}: the source fails there"
+            f"is not {schema_type}: the source fails there"
         )
     return Detection(
-        side, framing, kind.lower(), present, fitting, _keys(writers), schemas[row], message,
-        unusable, notes=tuple(notes),
+        side, framing, schema_type.lower(), present, fitting, _list_distinct_keys(writers),
+        schemas[row], message, unusable, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -650,8 +653,8 @@ def _detect_by_form(
     if 2 * objects > present:
         # The header means nothing without a registry, and the payload is plain JSON.
         json_framing = "none" if framing == "header" else framing
-        return Detection(side, json_framing, "json", present, objects, _keys(writers))
-    keys = _keys(writers)
+        return Detection(side, json_framing, "json", present, objects, _list_distinct_keys(writers))
+    keys = _list_distinct_keys(writers)
     return Detection(side, framing, "binary", present, plausible, keys, needs_registry=True)
 
 
@@ -662,14 +665,14 @@ def _split(payloads: Payloads, framing: str, *, indexed: bool = False) -> Framed
     return split_header_frames(payloads.contents, payloads.headers, name, indexed=indexed)
 
 
-def _key(writer: WriterSchema) -> Key:
+def _key_of(writer: WriterSchema) -> Key:
     key = writer.guid if writer.schema_id is None else writer.schema_id
     assert key is not None, "a frame holds an id or a GUID"
     return key
 
 
-def _keys(writers: Sequence[WriterSchema | None]) -> tuple[Key, ...]:
-    return tuple(dict.fromkeys(_key(writer) for writer in writers if writer is not None))
+def _list_distinct_keys(writers: Sequence[WriterSchema | None]) -> tuple[Key, ...]:
+    return tuple(dict.fromkeys(_key_of(writer) for writer in writers if writer is not None))
 
 
 def _is_plausible(writer: WriterSchema) -> bool:
@@ -702,12 +705,16 @@ def _note_form(payloads: Payloads) -> tuple[str, ...]:
 def _note_unknown(payloads: Payloads, answers: Answers) -> tuple[str, ...]:
     """Note that most payloads begin with a plausible id that the registry lacks."""
     framed = _split(payloads, "confluent")
-    unknown = [w for w in framed.writers if _key(w) not in answers and _is_plausible(w)]
+    unknown = [
+        writer
+        for writer in framed.writers
+        if _key_of(writer) not in answers and _is_plausible(writer)
+    ]
     rows = sum(code >= 0 and framed.writers[code] in unknown for code in framed.codes)
     present = payloads.present
     if 2 * rows <= present or _are_longs(payloads.contents):
         return ()
-    ids = ", ".join(format_key(_key(writer)) for writer in unknown)
+    ids = ", ".join(format_key(_key_of(writer)) for writer in unknown)
     return (
         f"{rows} of {present} {payloads.side}s begin as with a schema's id ({ids}), and the "
         "registry lacks it: is it the registry of the topic's producers?",

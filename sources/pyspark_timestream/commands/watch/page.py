@@ -117,11 +117,11 @@ def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Cha
         return None
     nodes: dict[tuple[str, str], Node] = {}
     hops: dict[tuple[tuple[str, str], tuple[str, str]], int | None] = {}
-    ids = {facts.location: facts.id for facts in stores} | {
+    ids = {store.location: store.id for store in stores} | {
         view.links.store[1]: view.links.store[0] for view in views if view.links.store
     }
-    for facts in stores:
-        nodes["store", facts.id] = Node("store", facts.location, facts.cti_us, 0, facts.trouble)
+    for store in stores:
+        nodes["store", store.id] = Node("store", store.location, store.cti_us, 0, store.trouble)
     for number, view in enumerate(views):
         clocks = [stream.explanation.cti_us for stream in view.streams]
         clocks += [cti_us for _, cti_us in view.links.subscriptions]
@@ -135,13 +135,13 @@ def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Cha
                 newest = max((us for us in (known_us, newest_us) if us is not None), default=None)
                 nodes[key] = Node("topic", topic, newest)
                 hops[key, query_key] = stream.explanation.cti_us
-        for store, subscribed_us in view.links.subscriptions:
-            key = "store", store
-            nodes.setdefault(key, Node("store", f"id {store}", None))
+        for store_id, subscribed_us in view.links.subscriptions:
+            key = "store", store_id
+            nodes.setdefault(key, Node("store", f"id {store_id}", None))
             hops[key, query_key] = subscribed_us
         if view.links.store:
-            store, location = view.links.store
-            key = "store", ids.get(location, store)
+            store_id, location = view.links.store
+            key = "store", ids.get(location, store_id)
             if key not in nodes or nodes[key].name.startswith("id "):
                 nodes[key] = Node("store", location, None)
             hops[query_key, key] = nodes[key].cti_us
@@ -172,8 +172,14 @@ def _arrange(
     ordered: list[tuple[str, str]] = []
     for level in sorted(set(levels.values())):  # Near their sources, so that few lines cross.
         level_keys = [key for key in nodes if levels[key] == level]
-        rows = {key: [ordered.index(a) for a, b in hops if b == key and a in ordered]
-                for key in level_keys}  # fmt: skip
+        rows = {
+            key: [
+                ordered.index(source)
+                for source, target in hops
+                if target == key and source in ordered
+            ]
+            for key in level_keys
+        }
         ordered += sorted(
             level_keys, key=lambda key: (sum(rows[key]) / max(len(rows[key]), 1), key)
         )

@@ -53,7 +53,7 @@ from pyspark_timestream.kafka.client.errors import (
 )
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
-from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states
+from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks
 from pyspark_timestream.kafka.options.keys import read_client_settings
 from pyspark_timestream.kafka.options.options import (
     TIME_SETTINGS,
@@ -229,7 +229,7 @@ class Broker:
                 "the metadata of group '%s' cannot be read (%s): %s",
                 self._config["group.id"],
                 error_text(error),
-                describe_missing_states(self._options.is_ordered),
+                describe_missing_clocks(self._options.is_ordered),
             )
             return {}
         return {

@@ -62,7 +62,7 @@ from pyspark_timestream.kafka.client.errors import (
 )
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
-from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states, drop_clock
+from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks, drop_clock
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
@@ -245,7 +245,7 @@ class RangeReader:
         budget: Callable[[float], RetryBudget] = RetryBudget,
     ) -> None:
         self._options, self._clock, self._budget = options, clock, budget
-        self._make_consumer = create_consumer
+        self._create_for_config = create_consumer
         self._config = consumer_config(options, group)
         self._compression = get_compression_stats(options.client["bootstrap.servers"])
         self._poll_timeout_s = options.poll_timeout_ms / 1_000
@@ -355,7 +355,7 @@ class RangeReader:
                 "and %s",
                 self._config["group.id"],
                 next(iter(refusals.values())).str(),
-                describe_missing_states(self._options.is_ordered),
+                describe_missing_clocks(self._options.is_ordered),
             )
 
     def close(self) -> None:
@@ -414,7 +414,7 @@ class RangeReader:
             name: value for name, value in small.items() if name not in user_config
         }
         self._noted_bytes = 0
-        return self._make_consumer(self._options, config, self._log)
+        return self._create_for_config(self._options, config, self._log)
 
     def _resume_after_loss(
         self, offset_range: OffsetRange, position: int, problem: ConsumerError, budget: RetryBudget

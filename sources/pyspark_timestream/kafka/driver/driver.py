@@ -111,7 +111,7 @@ class StreamDriver:
 
     Args:
         options: the query's options.
-        connect: creates the broker for options and a group.
+        create_broker: creates the broker for options and a group.
         now_us: the wall clock; the default does not follow its jumps.
         create_reader: creates a range reader of the driver's own.
         projection: the requested columns, for checks of schemas and warnings about types.
@@ -120,7 +120,7 @@ class StreamDriver:
     def __init__(
         self,
         options: KafkaOptions,
-        connect: Callable[[KafkaOptions, str], Broker] = Broker,
+        create_broker: Callable[[KafkaOptions, str], Broker] = Broker,
         now_us: Callable[[], int] | None = None,
         create_reader: Callable[[KafkaOptions, str], RangeReader] = RangeReader,
         projection: Projection | None = None,
@@ -135,7 +135,7 @@ class StreamDriver:
         self._work_tracker = WorkTracker()
         self._topic_ids: dict[str, str] = {}
         self._ids_asked_at_s = float("-inf")
-        self._create_broker = connect
+        self._create_broker = create_broker
         self._connected_broker: Broker | None = None
         self._partition_cache = PartitionCache(lambda: self._broker.partitions())
         self._ends = RunEnds(lambda: self._broker, self._partition_cache)

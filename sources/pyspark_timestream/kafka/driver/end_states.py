@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.diagnosis.diagnoses import (
 from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
     decode_group_metadata,
-    describe_missing_states,
+    describe_missing_clocks,
     group_name,
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
@@ -103,9 +103,9 @@ def find_end_states(
         clocks[partition] = clock or clocks[partition]
     if not decoded:
         return EndStates(clocks, malformed, _repeat_diagnoses(offset))
-    diagnoses = [*_find_broken_settings(decoded), *_find_refused_states(decoded, clocks)]
+    diagnoses = [*_find_broken_settings(decoded), *_find_refused_clocks(decoded, clocks)]
     if any(committed.clock is None for committed in decoded.values()):
-        diagnoses += _find_missing_states(decoded, group, is_read_again=restore is not None)
+        diagnoses += _find_missing_clocks(decoded, group, is_read_again=restore is not None)
     return EndStates(clocks, malformed, tuple(diagnoses))
 
 
@@ -125,7 +125,7 @@ def _find_broken_settings(decoded: Mapping[Partition, GroupMetadata]) -> Iterato
         yield Diagnosis(Kind.SESSION_SETTING, f"setting '{name}'", text, advice=suggest_fix(name))
 
 
-def _find_refused_states(
+def _find_refused_clocks(
     decoded: Mapping[Partition, GroupMetadata], clocks: Mapping[Partition, PartitionClock]
 ) -> Iterator[Diagnosis]:
     lengths = {
@@ -152,7 +152,7 @@ def _find_refused_states(
     )
 
 
-def _find_missing_states(
+def _find_missing_clocks(
     decoded: Mapping[Partition, GroupMetadata], group: str, *, is_read_again: bool
 ) -> Iterator[Diagnosis]:
     other_streams = sorted(
@@ -162,11 +162,11 @@ def _find_missing_states(
         text = (
             f"stream {', '.join(other_streams)} overwrites what the tasks of this one write there: "
         )
-        text += describe_missing_states(is_read_again)
+        text += describe_missing_clocks(is_read_again)
         yield Diagnosis(Kind.SHARED_GROUP, f"group '{group}'", text)
     elif not is_read_again:
         text = (
-            f"the counts of the tasks are missing there: {describe_missing_states(is_read_again)}"
+            f"the counts of the tasks are missing there: {describe_missing_clocks(is_read_again)}"
         )
         yield Diagnosis(Kind.UNCOUNTED, f"group '{group}'", text)
 

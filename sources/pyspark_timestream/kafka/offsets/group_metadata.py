@@ -139,7 +139,7 @@ def decode_group_metadata(
         return GroupMetadata()
 
 
-def describe_missing_states(is_ordered: bool) -> str:
+def describe_missing_clocks(is_ordered: bool) -> str:
     """Return, for a message, the cost of clocks that are missing in the group."""
     if is_ordered:
         return "its batches are read a second time to restore their clocks"
