@@ -1,4 +1,4 @@
-"""A backquoted lower-case word in a docstring of the store's package names something that is there.
+"""A backquoted lower-case word in a docstring of a package names something that is there.
 
 It is a parameter, local or attribute of the function or class, or of one that the code there names;
 a name or text of its module; or a word of a list here, which is derived from the declarations.
@@ -16,9 +16,13 @@ import duckdb
 import pytest
 from files_passed import ROOTS
 
+import pyspark_timestream
 import pyspark_tseries
+from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.core.policies import STORE_POLICIES
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_tseries import __main__ as command_line
 from pyspark_tseries.chart.figure import USUAL
 from pyspark_tseries.chart.svg import PAGES
@@ -71,6 +75,38 @@ FACING = {
     *(USUAL, LOCAL, convert._EDIT_OF),
 }
 """The words of users; inside the package they are the names of something else, such as `last`."""
+
+
+STREAM_OPTIONS = {
+    spec.name
+    for options in (KafkaOptions, KafkaWriteOptions, TimeOptions)
+    for spec in option_specs(options).values()
+}
+STREAM_WORDS = {
+    *(STREAM_OPTIONS | {*dir(pyspark_timestream)}),
+    # Formats, transports, commands and their shells.
+    *("timestream", "time", "demo", "explain", "peek", "watch"),
+    # Values and keys of records, reasons of malformed ones, and the values of options.
+    *(
+        "value",
+        "key",
+        "group",
+        "name",
+        "framing",
+        "interval",
+        "flag",
+        "earliest",
+        "error",
+        "false",
+        "once",
+    ),
+    # Spark's methods and functions, Arrow's, and fields of Spark's and Avro's.
+    *("from_json", "isnull", "load", "partitions", "flatten", "to_pandas", "start", "duration"),
+    # C's structs and functions, suffixes of metrics, and words of secrets and scopes.
+    *("block", "field", "rd_kafka_offset_reset_op_cb", "_total", "cardinality", "lately"),
+    # The letters of formulas and examples.
+    *("a", "b", "c", "e", "now"),
+}
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -167,6 +203,13 @@ def test_a_word_of_a_docstring_names_something_that_is_there(path: Path) -> None
     if path.parent.name in ("client", "model", "spark", ROOTS[1].name):
         known |= FACING
     assert stale_words(TREES[path], known) == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted({*SOURCES} - {*STORE}), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_a_word_of_a_streams_docstring_names_something_that_is_there(path: Path) -> None:
+    assert stale_words(TREES[path], KNOWN | DEFINED | STREAM_WORDS) == []
 
 
 def test_a_word_that_names_nothing_is_found() -> None:

@@ -285,7 +285,7 @@ def _cast_integers(array: pa.Array, target: pa.DataType) -> Converted:
 
 
 def _limit(array: pa.Array, low: int, high: int, numbers: pa.DataType | None = None) -> Converted:
-    """Mark values outside of `first` to `last` as bad; the range may exceed that of the type."""
+    """Mark values outside of `low` to `high` as bad; the range may exceed that of the type."""
     values = array if numbers is None else array.view(numbers)
     least, largest = (bound.as_py() for bound in pc.min_max(values).values())
     if least is None or (least >= low and largest <= high):
