@@ -251,6 +251,8 @@ def resolve(
     """
     typing = _Typing(columns, others)
     try:
+        if isinstance(where.root, Constant) and where.root.kind == "null":
+            raise _Wrong("it is null, for which Spark finds no type", "name a condition")
         root = typing.condition(where.root)
     except _Wrong as error:
         raise OptionError("where", f"'{where.text}': {error}", ACCEPTS, error.next_step) from None
@@ -445,16 +447,15 @@ _TIME_FORMS: Final = {
 
 def _read_time(text: str, data_type: pa.DataType) -> _Value:
     form, example = _TIME_FORMS[data_type]
+    problem = f"the text '{text}' is no {_name(data_type)}"
+    if not re.fullmatch(form, text):
+        why = " and a zone, which otherwise is the session's" if data_type == INSTANT else ""
+        raise _Wrong(problem, f"write it with all digits{why}, such as '{example}'")
     try:
-        if not re.fullmatch(form, text):
-            raise ValueError(text)
         us = parse_instant(text)
     except ValueError:
-        why = " and a zone, which otherwise is the session's" if data_type == INSTANT else ""
-        raise _Wrong(
-            f"the text '{text}' is no {_name(data_type)}",
-            f"write it with all digits{why}, such as '{example}'",
-        ) from None
+        step = "write a time that calendar and clock have, from year 1 to 9999-12-31T23:59:59Z"
+        raise _Wrong(problem, step) from None
     return _Value(us // DAY_US if data_type == pa.date32() else us, data_type)
 
 
