@@ -354,7 +354,7 @@ def _illegal_timestamp_error(series: pa.Scalar, us: int) -> UpdateFailed:
 def _assign_sequences(
     rows: SortedRows, before: dict[str, Int64Array], now_us: int, cti_us: int, counts: Counts
 ) -> NumberedRows:
-    """Assign sequences, and timetimestamps to the rows that have none (NEVER_US)."""
+    """Assign sequences, and timestamps to the rows that have none (NEVER_US)."""
     order, names, codes, timed_us = rows
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     sizes = np.diff(starts, append=len(codes))
@@ -459,7 +459,7 @@ def _before_cti_error(series: str, us: int, cti_us: int) -> OutOfOrder:
         "is appended any more",
         "that CTI or a later timestamp, or an edit",
         "leave out rows with a 'violation', give this query's 'ctiDelay' the whole distance from "
-        "its watermark to the timetimestamps it writes, or set outOfOrder to "
+        "its watermark to the timestamps it writes, or set outOfOrder to "
         f"{name_lenient(STORE_POLICIES)}; TimeSeries.describe() names the writers. Nothing of the "
         "batch is stored",
     )
