@@ -39,7 +39,7 @@ SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 # slowest tests are named.
 WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts chaos long mutants audit bench picture lint docs docs-check dist wheels ci prepare clean java
+.PHONY: help run run-flights test test-more test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts chaos long mutants audit bench picture lint docs docs-check dist wheels ci prepare clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -88,21 +88,21 @@ $(CLASSES): $(READY)
 	@$(PYTHON) sources/pyspark_timestream/demo/progress.py "Keeping Spark's classes for sessions of tests" 70 \
 	  $(BIN)/python integration/support/sessions/archive_classes.py $(CURDIR)/$@
 
-test test-spark test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
+test test-more test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
 # The threads of NumPy's linear algebra begin by waiting busily, a tenth of a second in each process.
-test test-spark test-4.2 integration: export OPENBLAS_NUM_THREADS := 1
-test test-spark integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_CLASSES)
+test test-more test-4.2 integration: export OPENBLAS_NUM_THREADS := 1
+test test-more integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_CLASSES)
 test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
 # To compile the code of a query takes longer than to interpret it for the few rows of a test; the
 # sessions of `make soak` compile, as those of users do.
-test test-spark test-4.2 integration: export PYSPARK_SUBMIT_ARGS := --conf spark.sql.codegen.wholeStage=false \
+test test-more test-4.2 integration: export PYSPARK_SUBMIT_ARGS := --conf spark.sql.codegen.wholeStage=false \
 	--conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell
 # One session of Spark gains less by kept classes than it takes to make them, so none are made.
 test: java $(READY) ## the fast tests: rules, storage, and a stream of Spark for what users rely on
-	$(BIN)/python -m pytest tests -m "(not session or everyday) and not soak" $(WORKERS) $(RERUNS)
+	$(BIN)/python -m pytest tests -m "(not session or everyday) and not thorough and not soak" $(WORKERS) $(RERUNS)
 
-test-spark: java $(CLASSES) ## the other tests with Spark, and those with an S3 server
-	$(BIN)/python -m pytest tests -m "session and not everyday and not soak" $(WORKERS) $(RERUNS)
+test-more: java $(CLASSES) ## the other tests with Spark or an S3 server, and those that kill, damage, crowd memory or plant bugs
+	$(BIN)/python -m pytest tests -m "(session and not everyday or thorough) and not soak" $(WORKERS) $(RERUNS)
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
@@ -221,7 +221,7 @@ wheels: $(READY_RELEASE) ## this platform's wheel in dist/, built by cibuildwhee
 	$(RELEASE)/bin/python -m cibuildwheel --platform linux --output-dir dist
 	$(RELEASE)/bin/python -m twine check --strict dist/*.whl
 
-ci: lint docs test test-spark test-4.2 integration ## all that CI runs
+ci: lint docs test test-more test-4.2 integration ## all that CI runs
 
 clean: ## remove what the recipes made
 	rm -rf $(VENV) $(VENV42) $(RELEASE) $(AUDIT) .work docs/_build dist

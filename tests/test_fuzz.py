@@ -27,6 +27,7 @@ SECONDS = float(os.environ.get("FUZZ_MINUTES", 0)) * 60 / TARGETS or in_ci(0.5, 
 """For each target; in CI a minute in all."""
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600 + 20 * SECONDS)
 @pytest.mark.parametrize("group", [each for each in GROUPS if any(map(is_asked_for, GROUPS[each]))])
 def test_hostile_input_is_answered_or_refused_by_name(group, tmp_path):
@@ -68,6 +69,7 @@ def test_a_case_of_a_stored_file_damages_the_same_place_again():
     assert made[0] == made[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", ["os._exit(3)", "time.sleep(600)"])
 def test_a_case_that_ends_the_process_or_hangs_is_a_finding(end, tmp_path, monkeypatch):
     """A library of C may do either."""

@@ -61,7 +61,7 @@ def test_ci_tests_the_pythons_of_the_classifiers_and_both_sparks() -> None:
     matrix = jobs("ci.yml")["test"]["strategy"]["matrix"]
     classifiers = PROJECT["project"]["classifiers"]
     said = [each.rpartition(" :: ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)]
-    assert matrix == {"python": said, "target": ["test", "test-spark", "test-4.2"]}
+    assert matrix == {"python": said, "target": ["test", "test-more", "test-4.2"]}
     assert PROJECT["project"]["requires-python"] == f">={said[0]}"
 
 
@@ -74,13 +74,15 @@ def test_the_service_container_is_the_broker_of_the_tests() -> None:
 
 
 @pytest.mark.parametrize("long", [False, True])
-@pytest.mark.parametrize("marks", [(), ("session",), ("everyday",), ("session", "everyday")])
+@pytest.mark.parametrize(
+    "marks", [(), ("thorough",), ("session",), ("session", "everyday"), ("session", "thorough")]
+)
 def test_a_test_is_in_one_of_two_targets_unless_it_is_long(
     marks: tuple[str, ...], long: bool
 ) -> None:
     lines = re.findall(r'^\t\S+ -m pytest tests -m "(.*?)"', read("Makefile"), re.MULTILINE)
     chosen = [line for line in lines if "everyday" in line]
-    names = {name: name in marks for name in ("session", "everyday")} | {"soak": long}
+    names = {name: name in marks for name in ("session", "everyday", "thorough")} | {"soak": long}
     assert sum(bool(eval(line, {}, names)) for line in chosen) == (0 if long else 1)
     assert len(chosen) == 2
 

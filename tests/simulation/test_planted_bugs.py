@@ -25,10 +25,13 @@ from pyspark_tseries.spark import query_checks
 from pyspark_tseries.storage import location
 from pyspark_tseries.store import store as stores
 
-# A process that is killed closes no file.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    # A process that is killed closes no file.
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 SEEDS_TO_FIND = 15
 """A planted bug is found by one of so many seeds of its kind of world at most."""

@@ -127,6 +127,7 @@ def test_one_of_several_writers_that_expect_the_same_succeeds(store):
     assert len(values(store)) == 1
 
 
+@pytest.mark.thorough
 def test_a_counter_of_many_threads_and_processes_loses_no_step(store, tmp_path):
     code = f"""
 from pyspark_tseries import TimeSeries

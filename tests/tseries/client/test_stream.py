@@ -54,8 +54,7 @@ QUERIES = {
 }
 
 
-@pytest.mark.parametrize("part_bytes", [1, 3000])
-@pytest.mark.parametrize("chosen", [{}, {"series": ["b", "x"]}])
+@pytest.mark.parametrize(("part_bytes", "chosen"), [(1, {}), (3000, {"series": ["b", "x"]})])
 def test_a_stream_has_the_rows_of_the_whole_result(store, monkeypatch, part_bytes, chosen):
     monkeypatch.setattr(scan, "PART_BYTES", part_bytes)
     for name, narrow in QUERIES.items():
@@ -91,6 +90,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.thorough
 def test_a_stream_of_one_large_series_needs_a_part_of_its_memory(tmp_path):
     store = TimeSeries.create(tmp_path / "s", {"note": pa.string()}, "unlimited", "me")
     rows = 400_000

@@ -205,6 +205,7 @@ for n in range(12):
 """
 
 
+@pytest.mark.thorough
 def test_threads_and_processes_append_and_edit_one_series(tmp_path, series):
     series.append("a", -1.0)
 

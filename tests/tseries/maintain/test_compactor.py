@@ -361,6 +361,7 @@ def spied_ranges(monkeypatch):
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("held_bytes", [0, 1_000_000])
 def test_a_range_keeps_no_rows_of_earlier_ranges_in_memory(tmp_path, monkeypatch, held_bytes):
     """A slice of a decoded row group would keep all of it, in every file at once."""

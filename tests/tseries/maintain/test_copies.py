@@ -108,6 +108,7 @@ def write(trees: list[Tree], now: int, path: str, target: Path, rng: random.Rand
     file.write_bytes(content)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", ORDERS)
 def test_copy_of_a_store_that_is_written_opens_at_a_whole_commit_or_is_repaired(
     moments, tmp_path, order, request

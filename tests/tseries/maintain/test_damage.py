@@ -162,6 +162,7 @@ def check_case(path, right, file):
     return "left"
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(7200 if DAMAGES > 100 else 300)
 def test_no_damage_of_one_file_loses_an_event_without_a_word(sound, tmp_path):
     right = answers(sound)
@@ -231,6 +232,7 @@ def test_a_damaged_entry_before_whole_ones_is_made_again_without_give_up(
     assert [file.name for file in kept] == ([] if how == "delete" else [victim.name])
 
 
+@pytest.mark.thorough
 def test_a_flipped_bit_of_any_kind_of_entry_is_corrected_byte_by_byte(sound, tmp_path):
     path, chance = copy_of(sound, tmp_path / "s"), random.Random(3)
     location = parse_location(str(path))

@@ -209,6 +209,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("erases", [False, True])
 @settings(max_examples=12)
 @given(st.data())
@@ -595,6 +596,7 @@ def crashing(monkeypatch, moment):
     return done
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("most", "step"), [(2, 5), (1000, 1)])
 def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
     source, tmp_path, monkeypatch, most, step

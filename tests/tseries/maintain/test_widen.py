@@ -233,6 +233,7 @@ TARGETS = st.dictionaries(st.sampled_from(sorted(WIDE)), st.none(), min_size=1).
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=25)
 @given(before=STEPS, after=STEPS, targets=st.lists(TARGETS, min_size=1, max_size=2))
 def test_any_program_gives_the_same_with_and_without_a_change_of_types_in_the_middle(

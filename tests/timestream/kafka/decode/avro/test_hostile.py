@@ -92,6 +92,7 @@ def test_long_arrays_are_read_whole_beside_short_ones(length, many):
     assert not block.malformed.any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("schema", [EVERYTHING, {**LINKED, "name": "L"}], ids=["all", "linked"])
 def test_ten_thousand_hostile_payloads_are_malformed_in_seconds(schema):
     bodies = list(poison(10_000))
@@ -119,6 +120,7 @@ print(grown // 1024)
 """
 
 
+@pytest.mark.thorough
 def test_hostile_payloads_take_no_memory_by_what_they_claim():
     code = MEMORY_TEST.format(tests=next(path for path in sys.path if path.endswith("/tests/lib")))
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -145,6 +147,7 @@ print((peak() - before) // 1024)
 """
 
 
+@pytest.mark.thorough
 def test_long_arrays_take_memory_by_piece_and_not_by_block():
     """50 records of half a MB, each with an array of half a million items without bytes."""
     tests = next(path for path in sys.path if path.endswith("/tests/lib"))
