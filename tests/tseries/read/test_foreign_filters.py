@@ -131,6 +131,7 @@ def kinds(path):
     return pa.array([kind for kind, count in pairs for _ in range(count)])
 
 
+@pytest.mark.thorough
 def test_filters_of_every_documented_reader_find_what_is_there_on_every_column(tmp_path):
     path = fill(tmp_path / "s")
     add_columns(Store.open(str(path)), [pa.field("more", pa.int64())])

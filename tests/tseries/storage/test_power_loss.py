@@ -135,6 +135,7 @@ def test_a_store_whose_first_creator_died_before_it_synced_survives_a_power_loss
     assert contents(tmp_path / "left") == [("a", 0, 7)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wait", [0, 3])
 def test_acknowledged_commit_survives_a_power_loss(tmp_path, monkeypatch, wait):
     machine = Machine(tmp_path, monkeypatch)

@@ -91,6 +91,7 @@ def test_a_checkpoint_never_has_a_commit_that_came_after_it_was_due(series, monk
     assert len(DeltaTable(path).file_uris()) == INTERVAL - 1
 
 
+@pytest.mark.thorough
 def test_processes_that_commit_once_each_write_a_checkpoint_too(series):
     program = (
         "import sys\nfrom pyspark_tseries import TimeSeries\n"
@@ -155,6 +156,7 @@ STEPS = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_a_checkpoint_of_merged_entries_is_that_of_the_entries_themselves(series, seed):
     chance = random.Random(seed)
