@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+import pytest
 from deltalake import DeltaTable, QueryBuilder
 from lengths import in_ci
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
