@@ -103,7 +103,7 @@ def some_view(store, chance, *, counts=True):
         (
             lambda q: q.from_(low).next(2 * HOUR),
             f"timestamp BETWEEN '{low}' AND '{low + 2 * HOUR}'",
-            (low, None),
+            (low, low + 2 * HOUR),
         ),
         (lambda q: q.from_(n), f"place >= {n}", (None, None)),
         (lambda q: q.from_(n).to(m), f"place BETWEEN {n} AND {m}", (None, None)),
