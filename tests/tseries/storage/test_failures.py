@@ -20,6 +20,7 @@ from pyspark_tseries.maintain.background import COMMITS_PER_MAINTENANCE, maintai
 from pyspark_tseries.storage import failures, location
 from pyspark_tseries.storage.failures import explain_failure, explained_failures
 from pyspark_tseries.storage.location import move_exclusively, parse_location
+from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 
 VALUES = {"value": pa.float64()}
 NOBODY = 65534
@@ -61,11 +62,17 @@ def mount(tmp_path):
 
 
 def fill(store):
+    """Append until nothing fits: a checkpoint that is being written gives its space back."""
+    refused = None
     for _ in range(1000):
         try:
             store.append("a", 0.0)
+            refused = None
         except StorageFailed as error:
-            return error
+            if refused is not None:
+                return error
+            refused = error
+            wait_for_checkpoints()
     raise AssertionError("the disk is larger than that")
 
 
