@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from importlib import import_module
@@ -261,6 +261,21 @@ def _defer_oauth() -> Iterator[None]:
         del sys.modules[_OAUTH]
 
 
+def _import_client() -> tuple[Any, type[Exception]]:
+    """Return confluent-kafka's client and its error."""
+
+    def import_now() -> tuple[Any, type[Exception]]:
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        return SchemaRegistryClient, SchemaRegistryError
+
+    # Another version of the client may need OAuth's classes at once.
+    with suppress(Exception), _defer_oauth():
+        return import_now()
+    return import_now()
+
+
 class _Client:
     """Asks the schema registry for one schema and its references.
 
@@ -275,9 +290,7 @@ class _Client:
     def __init__(self, settings: Mapping[str, str], format: str = "") -> None:
         _check_files(settings)
         try:
-            with _defer_oauth():
-                from confluent_kafka.schema_registry import SchemaRegistryClient
-                from confluent_kafka.schema_registry.error import SchemaRegistryError
+            SchemaRegistryClient, SchemaRegistryError = _import_client()
         except ImportError as error:
             library = error.name or "confluent-kafka[schemaregistry]"
             raise MissingExtra.create("a schema registry", library, "registry") from None

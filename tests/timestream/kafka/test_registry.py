@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -544,6 +545,17 @@ def test_a_login_by_oauth_reads_the_registry_and_nobody_else_imports_it(stub):
         run = [sys.executable, "-c", WITHOUT_OAUTH, stub.url, str(number), address]
         subprocess.run(run, check=True, timeout=60)
         tokens.shutdown()
+
+
+def test_a_client_that_cannot_be_imported_without_oauth_is_imported_with_it(stub, monkeypatch):
+    @contextmanager
+    def deferred():
+        raise TypeError("a class of OAuth is a base of another one")
+        yield
+
+    monkeypatch.setattr(module, "_defer_oauth", deferred)
+    number = stub.register("trips-value", LONG)
+    assert connect(stub.url).fetch_schema(number, "avro").text == LONG
 
 
 @pytest.mark.parametrize("given", [LOGIN, TOKEN, {**LOGIN, "ssl.key.password": "hunter2"}])
