@@ -9,9 +9,11 @@ A page that listens on loopback answers only requests that name loopback as thei
 any site could let its name stand for 127.0.0.1, and read the page through the user's browser.
 """
 
+import errno
 import ipaddress
 import json
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -135,7 +137,7 @@ class PageServer:
         port: the port that it listens on.
 
     Raises:
-        OSError: the port is not free.
+        OSError: the port is not free or not allowed, or the host is no address of this machine.
     """
 
     def __init__(
@@ -149,13 +151,8 @@ class PageServer:
         try:
             self._server = _create_server(host, port, answer, pages)
         except (OSError, OverflowError) as error:
-            raise OSError(
-                compose_message(
-                    f"port {port} of '{host}' cannot be listened on: {error}",
-                    "a free port of this machine, or 0 for any",
-                    f"pass another one as {option}, or close the listener that has it",
-                )
-            ) from error
+            problem = f"port {port} of '{host}' cannot be listened on: {error}"
+            raise OSError(compose_message(problem, *_advise(error, option))) from error
         self.port = int(self._server.server_address[1])
         serve = self._server.serve_forever
         Thread(target=serve, args=(_POLL_S,), name="timestream-page", daemon=True).start()
@@ -164,6 +161,21 @@ class PageServer:
         """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
+
+
+def _advise(error: OSError | OverflowError, option: str) -> tuple[str, str]:
+    """Return what is accepted where an address cannot be listened on, and the next step."""
+    if isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL:
+        return (
+            "an address of this machine",
+            "correct the host, or leave it out for this machine only",
+        )
+    if isinstance(error, PermissionError):
+        return "a port that this user may have, or 0 for any", f"pass one from 1024 on as {option}"
+    return (
+        "a free port of this machine, or 0 for any",
+        f"pass another one as {option}, or close the listener that has it",
+    )
 
 
 def announce(host: str, port: int) -> str:

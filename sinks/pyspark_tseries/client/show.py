@@ -47,7 +47,7 @@ ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "--column": {
         "action": "append",
         "help": "a column to draw; may be repeated; default: the first four with numbers or "
-        "Booleans, else with texts",
+        "Booleans, else with texts; with --every those with numbers, else with Booleans",
     },
     "--last": {
         "metavar": "7D|100",
@@ -116,16 +116,21 @@ def show(location: Location, arguments: argparse.Namespace) -> int:
             arguments.save,
         )
         print(f"wrote {arguments.save}")
+        _name_silent(arguments, result.table, style)
         return 0
     pixels = min(max(style.pixels, 240), 4000)
     chart = result.chart(
         arguments.column, max_series=max_series, timezone=zone or "UTC", width=pixels
     )
-    silent = _find_silent(arguments.series, result.table)
     print(draw_text(chart.figure, style))
-    if silent:
-        print(style.text(f"no events of {', '.join(map(escape_controls, silent))}"))
+    _name_silent(arguments, result.table, style)
     return 0
+
+
+def _name_silent(arguments: argparse.Namespace, table: pa.Table, style: Style) -> None:
+    """Name the series that were asked for and have no events."""
+    if silent := _find_silent(arguments.series, table):
+        print(style.text(f"no events of {', '.join(map(escape_controls, silent))}"))
 
 
 def _save(chart: Chart, path: str) -> None:

@@ -351,6 +351,7 @@ class TimeSeries(Questions):
         Raises:
             NoSuchEvent: there is no such original, it is itself an edit, or it was discarded.
             IncompatibleValue: `value` does not fit the store's columns.
+            PermissionDenied: the author may not edit.
             StoreBusy: other writers won every attempt.
         """
         original = to_whole(original_sequence, "sequence", IncompatibleValue)
@@ -388,6 +389,7 @@ class TimeSeries(Questions):
             ValueError: an unknown choice.
             UpdateFailed, NoSuchEvent: a row may not be added; nothing is stored.
             IncompatibleValue: a column of a wrong name, or a value that its column cannot hold.
+            PermissionDenied: the author may not append, or may not edit and a row is an edit.
             StoreBusy: other writers won every attempt.
         """
         late = parse_argument("out_of_order", out_of_order)

@@ -188,7 +188,7 @@ class RetainedRange:
     """A range of recent events; a clause that is None does not bound.
 
     Attributes:
-        limit: the number of most recent events, of any kind; at least 1.
+        limit: the number of most recent events, of any kind; at least 1 in a store's settings.
         last_us: how much older than the newest original an event may be, inclusive; at least 0.
     """
 

@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_timestream.core.instants import format_instant, parse_duration
+from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.corrections import (
@@ -415,8 +416,13 @@ def correct_late(
     """
     unknown = [how for _, how in aggregates.values() if isinstance(how, str) and how not in MERGES]
     if unknown or not aggregates:
+        problem = f"{unknown[0]!r} merges no results" if unknown else "there are none"
         raise ValueError(
-            f"aggregates: {unknown[0]!r} merges no results" if unknown else "aggregates: none given"
+            compose_message(
+                f"aggregates: {problem}",
+                f"for each value column {', '.join(MERGES)}, or a function of both results",
+                "correct it; for an average keep a sum and a count, which add up",
+            )
         )
     if timestamp not in ("start", "end"):
         raise ValueError(f"timestamp={timestamp!r}: accepted are 'start' and 'end'")

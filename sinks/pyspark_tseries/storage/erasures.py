@@ -143,7 +143,10 @@ class ErasedKeys:
         return is_included
 
     def may_be_in(self, statistics: str | None) -> bool:
-        """Return whether Delta's statistics of a file may show a value of an included event."""
+        """Return whether Delta's statistics of a file may show a value of an included event.
+
+        An erased original takes no more edits, and those that it has are in `events`.
+        """
         stats: Mapping[str, Any] = json.loads(statistics) if statistics else {}
         lowest, highest = stats.get("minValues") or {}, stats.get("maxValues") or {}
         if not (set(lowest) | set(highest)) - set(RESERVED_NAMES):

@@ -73,7 +73,6 @@ def _escape(text: str) -> str:
 _LOG: Final = logging.getLogger(__name__)
 
 _PATHS: Final = ("/", "/metrics")
-_PAGES: Final = "the page is /metrics"
 _OPTION: Final = "TimeMetrics(port=...)"
 
 _SCOPE = "pyspark_timestream"
@@ -184,8 +183,9 @@ class TimeMetrics(StreamingQueryListener):
         self._page = LiveQueries(read_wall_clock, keep_us) if page else None
         self._state = MetricsState(max_partitions, keep_us)
         self._warned = set[str]()
+        pages = "the pages are /metrics and /watch/" if page else "the page is /metrics"
         self._server = (
-            None if port is None else PageServer(host, port, self._answer, _PAGES, _OPTION)
+            None if port is None else PageServer(host, port, self._answer, pages, _OPTION)
         )
         self.port = None if self._server is None else self._server.port
         # Compare by identity, because a provider may be false by its own rules.

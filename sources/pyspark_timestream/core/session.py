@@ -277,7 +277,7 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     Raises:
         WrongInterpreter: Spark would start, or has started, with a Python that lacks this package.
     """
-    # First, because the next call may already use Java, as after spark-submit.
+    # Before the JVM is looked for, which uses Java at once after spark-submit.
     _load_what_warns_of_pandas("pyspark.testing.utils")
     if _is_for_server(builder):
         _load_what_warns_of_pandas("pyspark.sql.connect.session")
@@ -374,7 +374,8 @@ def explain_missing_format(name: str) -> str:
 def _suggest_next_step(environment: Mapping[str, str], is_running: bool) -> str:
     _, source = find_worker_command(environment)
     if is_running:
-        unset = f", {source} unset" if source in INTERPRETER_VARIABLES else ""
+        # PySpark prefers this variable to the other one.
+        unset = f", {source} unset" if source == "PYSPARK_DRIVER_PYTHON" else ""
         return (
             "Spark runs already: start this process or kernel again with PYSPARK_PYTHON="
             f"{sys.executable} in its environment{unset}, or build the session with "

@@ -73,8 +73,6 @@ _LOG: Final = logging.getLogger(__name__)
 _ClockTexts = Mapping[Partition, tuple[int, str]]
 """What a task commits: the end of each partition, and its clock as text."""
 
-_Commit = Callable[[RangeReader, _ClockTexts], object]
-
 
 class KafkaTransport:
     """Transport `kafka` with the options of one query.

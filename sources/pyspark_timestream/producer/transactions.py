@@ -121,7 +121,9 @@ class Requests:
         if cause.code() >= 0 and not failures:
             return self.failure(error, action, may_repeat=False)
         target = f"{self._where} ({self._text(cause)})"
-        unreached = no_answer_error(self._config, failures, spent_s, target, self._prefix)
+        unreached = no_answer_error(
+            self._config, failures, spent_s, target, self._prefix, timeout_option=None
+        )
         # A client that sat through a restart may keep its timeouts though the brokers are back.
         unreached.may_repeat = self._is_connected
         return unreached

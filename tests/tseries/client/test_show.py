@@ -200,6 +200,12 @@ def test_a_series_without_events_is_named(show):
     assert "no events" in show("nobody")
 
 
+def test_save_names_the_series_without_events_too(show, tmp_path):
+    target = tmp_path / "a.svg"
+    drawn = show("hall", "typo", "--save", str(target))
+    assert drawn == f"wrote {target}\nno events of typo\n"
+
+
 def test_save_writes_the_chart_to_a_file(show, tmp_path):
     target = tmp_path / "a.svg"
     drawn = show("hall", "kitchen", "--every", "1h", "--save", str(target))

@@ -401,7 +401,7 @@ def test_two_originals_of_one_window_are_refused_and_nothing_is_stored(tmp_path)
 def test_unknown_merge_and_missing_columns_are_refused_before_the_query(tmp_path, merge):
     Main(tmp_path / "s")
     some = {"series": "station", "window": "1 hour"}
-    with pytest.raises(ValueError, match=f"'{merge}' merges no results"):
+    with pytest.raises(ValueError, match=f"'{merge}' merges no results; accepted: .*sum"):
         correct_late(None, str(tmp_path / "s"), {"rides": (None, merge)}, **some)
     with pytest.raises(IncompatibleValue, match="no value column 'window_start'"):
         correct_late(None, str(tmp_path / "s"), {"rides": (None, "sum")}, **some)

@@ -1,6 +1,7 @@
 """Detects what payloads are: framing, format, schemas, columns for their fields, and times.
 
-Detection is pure: a registry's answers for the ids in the frames are an argument. With answers, a
+Detection is pure: a registry's answers for the ids in the frames are an argument, for which
+`ask_registry` and `find_reader_options` make the requests. With answers, a
 frame counts if the registry knows its id; without, if its id is plausible. The form of most
 payloads decides, and a detection counts how many have it (semantics 13.3 and 13.6).
 

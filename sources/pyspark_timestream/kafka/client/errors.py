@@ -351,10 +351,13 @@ def no_answer_error(
     spent_s: float,
     target: str,
     prefix: str = "kafka.",
+    *,
+    timeout_option: str | None = "kafkaConsumer.connectTimeoutMs",
 ) -> BrokerUnreachable:
     """Build the error for brokers that did not answer the request for `target` within `spent_s`.
 
-    `prefix` stands before librdkafka's names in the user's options.
+    `prefix` stands before librdkafka's names in the user's options. `timeout_option` is the option
+    that waits longer; None if the user has none.
     """
     addresses = dict.fromkeys(
         [*_bootstrap_addresses(client), *(address for address in complaints if address)]
@@ -365,7 +368,7 @@ def no_answer_error(
     return BrokerUnreachable(
         f"no Kafka broker answered within {spent_s:.0f} s when asked for {target}: "
         f"{everywhere}{', '.join(answers)}",
-        next_step=_choose_advice(complaints, prefix),
+        next_step=_choose_advice(complaints, prefix, timeout_option),
     )
 
 
@@ -429,7 +432,9 @@ def _bootstrap_addresses(client: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _choose_advice(complaints: Mapping[str, BrokerFailure], prefix: str) -> str:
+def _choose_advice(
+    complaints: Mapping[str, BrokerFailure], prefix: str, timeout_option: str | None
+) -> str:
     codes = {complaint.code for complaint in complaints.values()}
     protocol = f"'{prefix}security.protocol'"
     if KafkaError._AUTHENTICATION in codes:
@@ -448,7 +453,7 @@ def _choose_advice(complaints: Mapping[str, BrokerFailure], prefix: str) -> str:
             "SASL_SSL) or encryption (SSL, SASL_SSL)"
         )
     option = "option " if prefix else ""
-    longer = "; option 'kafkaConsumer.connectTimeoutMs' waits longer" if prefix else ""
+    longer = f"; option '{timeout_option}' waits longer" if timeout_option else ""
     return (
         f"check {option}'{prefix}bootstrap.servers', that the brokers run, and the network to the "
         f"addresses that they advertise{longer}"

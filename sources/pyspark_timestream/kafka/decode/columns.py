@@ -12,7 +12,7 @@ from pyspark_timestream.core.policies import KINDS, POLICIES, name_any
 from pyspark_timestream.errors import CheckpointMismatch, OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
 from pyspark_timestream.kafka.decode.where import Condition, resolve
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.options import CTI_SOURCES, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     PATH_FORM,
     Path,
@@ -261,7 +261,7 @@ def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
         or "option 'valueFraming' = 'confluent' or 'header'",
         "value_schema_name": is_named or "option 'valueFormat' = 'avro' or 'protobuf'",
         "cti": options.has_ctis
-        or "option 'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'",
+        or f"option {', '.join(map(repr, CTI_SOURCES[:-1]))} or '{CTI_SOURCES[-1]}'",
     }
     return {name: condition for name, condition in filled.items() if isinstance(condition, str)}
 

@@ -530,7 +530,7 @@ def _advise_delay(
 
 
 def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions that lose half of their events and are not `settled`."""
+    """Yield a diagnosis of partitions, not `settled`, that lose half of their events or more."""
     last_batch, before = history[-1], history[0].clocks
     partitions = sorted(
         partition
@@ -540,8 +540,10 @@ def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator
     if not partitions:
         return
     clocks = [last_batch.clocks[partition] for partition in partitions]
-    events, malformed = sum(s.events for s in clocks), sum(s.malformed for s in clocks)
-    dropped, flagged = sum(s.dropped for s in clocks), sum(s.flagged for s in clocks)
+    events = sum(clock.events for clock in clocks)
+    malformed = sum(clock.malformed for clock in clocks)
+    dropped = sum(clock.dropped for clock in clocks)
+    flagged = sum(clock.flagged for clock in clocks)
     text = (
         f"of {events} events {dropped} were dropped as late, {flagged} flagged, "
         f"{malformed} malformed"
@@ -563,7 +565,7 @@ def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator
 
 
 def _loses_rows(now: PartitionClock, before: PartitionClock) -> bool:
-    """True if half of all events, or of those since `before`, are lost."""
+    """True if half or more of all events, or of those since `before`, are lost."""
     lost, recent = _count_lost(now), now.events - before.events
     return (now.events > 0 and 2 * lost >= now.events) or (
         recent > 0 and 2 * (lost - _count_lost(before)) >= recent

@@ -17,7 +17,7 @@ from pyspark_timestream.rules.clocks import PartitionClock, change_rules
 
 Settings = Mapping[str, str]
 
-MOST_CHANGES: Final = 16
+KEPT_CHANGES: Final = 16
 """An offset keeps at least this many changes, the last ones."""
 
 IDLE_TIMEOUT: Final = "idleTimeout"
@@ -196,7 +196,7 @@ def keep_changes(changes: Sequence[ClockChange], committed: int) -> tuple[ClockC
     the latter `correct_late` recognizes a stream with other clocks (30.6), so changes of
     `idleTimeout`, which anyone may make, never push it out.
     """
-    dispensable = max(len(changes) - MOST_CHANGES, 0)
+    dispensable = max(len(changes) - KEPT_CHANGES, 0)
     last_pinned = max((n for n, change in enumerate(changes) if change.is_of_pinned), default=-1)
     return tuple(
         change

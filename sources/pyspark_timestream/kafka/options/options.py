@@ -300,7 +300,8 @@ _GENERATED: Final = ("ctiFrequency", "advanceTime")
 _CLOCKS: Final = (*_GENERATED, "ctiHeader")
 _CTIS: Final = (*_GENERATED, *CTI_SETTINGS[1:])
 _ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-_ANY_CTIS: Final = (*_CTIS, "finalCti")
+CTI_SOURCES: Final = (*_CTIS, "finalCti")
+"""The options of which one is needed for a column `cti` (semantics 2.8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +514,7 @@ class KafkaOptions(PayloadOptions):
         ),
         may_change=False,
         changes="value",
-        needs=_ANY_CTIS,
+        needs=CTI_SOURCES,
     )
     future_policy: str = option(
         "futurePolicy",
@@ -536,7 +537,7 @@ class KafkaOptions(PayloadOptions):
         ),
         may_change=False,
         changes="value",
-        needs=_ANY_CTIS,
+        needs=CTI_SOURCES,
     )
     idle_timeout_us: int | None = option(
         "idleTimeout",
@@ -551,7 +552,7 @@ class KafkaOptions(PayloadOptions):
             "time counts from the run that first saw the partition caught up"
         ),
         effect="stream",
-        needs=_ANY_CTIS,
+        needs=CTI_SOURCES,
     )
     idle_advance_us: int | None = option(
         "idleAdvance",

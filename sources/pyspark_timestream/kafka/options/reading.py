@@ -339,7 +339,8 @@ class ReadingOptions:
         None,
         description=(
             "start each partition at its first record whose timestamp is at or after this, in "
-            "milliseconds since 1970; takes precedence over the next two"
+            "milliseconds since 1970; takes precedence over `startingOffsetsByTimestamp` and "
+            "`startingOffsets`"
         ),
     )
     starting_timestamps_ms: Mapping[Partition, int] | None = option(
@@ -378,7 +379,7 @@ class ReadingOptions:
         description=(
             "end each partition before its first record whose timestamp is at or after this, in "
             "milliseconds since 1970, or at the latest where there is none; takes precedence over "
-            "the next two; in a stream as `endingOffsets`"
+            "`endingOffsetsByTimestamp` and `endingOffsets`; in a stream as the latter"
         ),
         may_change=False,
     )

@@ -82,7 +82,7 @@ def require_checkpoint(options: Mapping[str, Any]) -> Path:
             f"'{location}' is not on this machine, so the batches' watermark cannot be read, and "
             "option 'ctiFrom' is 'watermark'",
             accepts,
-            "use such a directory; or write rows with a column 'cti'",
+            "use such a directory; or leave 'ctiFrom' out, and write rows with a column 'cti'",
         ) from None
 
 
@@ -278,8 +278,9 @@ def open_stream_writer(
             "writer",
             "it is missing, and there are CTIs, which become marks of a writer",
             "a name without commas and without blanks at its ends",
-            "give each query a name of its own, which stays the same; or drop the column 'cti', to "
-            "write rows without marks",
+            "give each query a name of its own, which stays the same; or, to write rows without "
+            "marks, "
+            + ("leave 'ctiFrom' out" if source == "watermark" else "drop the column 'cti'"),
         )
     check_columns(columns, has_marks=source is not None)
     _check_topic(options, columns, has_marks=source is not None)

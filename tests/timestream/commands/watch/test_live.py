@@ -375,6 +375,18 @@ def test_a_port_that_is_taken_is_refused_by_its_option(server, capsys, tmp_path)
     assert "--port" in error
 
 
+@pytest.mark.parametrize(
+    ("host", "step"),
+    [("no.such.host.invalid", "correct the host"), ("192.0.2.1", "correct the host")],
+)
+def test_a_host_that_is_not_this_machine_is_refused_by_its_name(capsys, tmp_path, host, step):
+    assert main(["watch", str(tmp_path), "--host", host, "--port", "0"]) == 1
+    error = capsys.readouterr().err
+    assert host in error
+    assert f"next step: {step}" in error
+    assert "--port" not in error
+
+
 def test_options_of_brokers_are_checked_before_anything_is_shown(capsys, tmp_path):
     given = ["watch", str(tmp_path), "--json", "--bootstrap-servers", "h:1"]
     assert main([*given, "--option", "noSuchThing=1"]) == 1

@@ -45,6 +45,13 @@ def test_no_answer_error_advises_by_the_reason(heard, advice):
     assert advice in str(no_answer_error(CLIENT, {"a:1": heard}, 30, "it")).split("next step: ")[1]
 
 
+def test_no_answer_error_of_a_write_names_no_option_of_reads():
+    message = str(no_answer_error(CLIENT, {}, 30, "it", timeout_option=None))
+    assert "'kafka.bootstrap.servers'" in message
+    assert "kafkaConsumer" not in message
+    assert "'kafkaConsumer.connectTimeoutMs' waits" in str(no_answer_error(CLIENT, {}, 30, "it"))
+
+
 REFUSED = complaint(KafkaError._AUTHENTICATION, "wrong password")
 
 

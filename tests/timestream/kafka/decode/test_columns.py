@@ -97,7 +97,7 @@ def test_the_column_of_malformed_values_can_have_another_name():
         ({}, ("price", pa.int64()), "'valueFormat' is 'binary'"),
         ({"valueFormat": "json"}, ("offset", pa.string()), "carries the metadata 'offset'"),
         ({"valueFormat": "json"}, ("raw", pa.duration("us")), "which is not read from JSON"),
-        ({}, ("cti", INSTANT), "'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'"),
+        ({}, ("cti", INSTANT), "'advanceTime', 'ctiHeader', 'ctiImport' or 'finalCti'"),
         ({"ctiHeader": "c"}, ("time_lower", INSTANT), "'timeWindow' = 'true'"),
         ({}, ("end_time", INSTANT), "'eventShape' = 'interval' or 'edge'"),
         (INTERVAL, ("edge", pa.string()), "'eventShape' = 'edge'"),

@@ -54,6 +54,13 @@ def test_output_mode_complete_is_refused_by_name() -> None:
     [
         ({}, {"value": VALUE}, OptionError, "option 'ctiFrom': it is missing"),
         ({"writer": None}, {"value": VALUE, "cti": TIME}, OptionError, "option 'writer': it is m"),
+        ({"writer": None}, {"value": VALUE, "cti": TIME}, OptionError, "drop the column 'cti'"),
+        (
+            {"writer": None, "ctiFrom": "watermark"},
+            {"value": VALUE},
+            OptionError,
+            "without marks, leave 'ctiFrom' out",
+        ),
         ({"topic": None}, {"value": VALUE, "cti": TIME}, OptionError, "option 'topic': it is m"),
         ({"ctiFrom": "watermark"}, {"value": VALUE}, OptionError, "'checkpointLocation'"),
         ({}, {"value": VALUE, "cti": VALUE}, SchemaRefused, "column 'cti' is string"),

@@ -1,4 +1,4 @@
-"""Compile each C file next to itself: `python build.py [compiler flags...]`.
+"""Compile each C file of the package next to itself: `python build.py [compiler flags...]`.
 
 Wheels and editable installs run this through `hatch_build.py`. If it fails, the package works
 without the library: records then pass through confluent-kafka's Python objects, and JSON through
