@@ -515,6 +515,7 @@ class _Budget:
 
         Series with long rows may follow series with short ones.
         """
+        # A row needs a byte at least.
         self._most = min(8 * self._most, PART_BYTES)
         if rows.num_rows:
             self.expect(rows.nbytes / rows.num_rows)

@@ -252,15 +252,15 @@ def _advise_query(code: int, kind: FailureKind) -> str:
     return f"{advice}; then start the query again: it goes on with this batch"
 
 
-def _query_requests(client: Mapping[str, str], topic: str | None) -> Requests:
+def _query_requests(config: Mapping[str, str], topic: str | None) -> Requests:
     where = "the rows' topics" if topic is None else f"topic '{topic}'"
-    return Requests(client, where, _advise_query, prefix="kafka.")
+    return Requests(config, where, _advise_query, prefix="kafka.")
 
 
-def reading_config(client: Mapping[str, str]) -> dict[str, Any]:
+def reading_config(config: Mapping[str, str]) -> dict[str, Any]:
     """Return the user's settings for clients that read, without those of producers."""
     set_here = PRODUCER_DEFAULTS | PRODUCER_REQUIRED
-    settings = {key: text for key, text in client.items() if not key.startswith(_PRODUCER_ONLY)}
+    settings = {key: text for key, text in config.items() if not key.startswith(_PRODUCER_ONLY)}
     return {key: text for key, text in settings.items() if key not in set_here}
 
 
@@ -271,14 +271,14 @@ _READ: Final = "read what is written"
 
 
 def read_entries(
-    client: Mapping[str, str], topic: str | None, find_task: Callable[[str], int | None]
+    config: Mapping[str, str], topic: str | None, find_task: Callable[[str], int | None]
 ) -> dict[int, tuple[int, str | None]]:
     """Read the committed offset of each task's group and its metadata; below 0 without one.
 
     Wait for an offset that belongs to an open transaction. `find_task` returns the task by the name
     of its group; None skips the group.
     """
-    with _open_groups(client, topic) as (groups, requests):
+    with _open_groups(config, topic) as (groups, requests):
         names = requests.run(groups.list_names, _READ)
         tasks = {name: task for name in names if (task := find_task(name)) is not None}
         # Ask for all groups at once, and again only for those that fail.
@@ -333,11 +333,11 @@ class _Groups:
 
 @contextmanager
 def _open_groups(
-    client: Mapping[str, str], topic: str | None
+    config: Mapping[str, str], topic: str | None
 ) -> Iterator[tuple[_Groups, Requests]]:
-    requests = _query_requests(client, topic)
+    requests = _query_requests(config, topic)
     try:
-        yield _Groups(requests.open_client(AdminClient, reading_config(client)), topic), requests
+        yield _Groups(requests.open_client(AdminClient, reading_config(config)), topic), requests
     finally:
         requests.close()
 
@@ -370,7 +370,7 @@ class BatchTransaction:
     """The transactions of one owner, one batch after the other; not thread-safe.
 
     Args:
-        client: the user's settings for librdkafka.
+        config: the user's settings for librdkafka.
         topic: the topic of records and marks; None: each block of records names its topic.
         transactional_id: the owner's id.
         group: the owner's consumer group; its committed offset states which batch is written.
@@ -381,19 +381,19 @@ class BatchTransaction:
     """
 
     def __init__(
-        self, client: Mapping[str, str], topic: str | None, transactional_id: str, group: str
+        self, config: Mapping[str, str], topic: str | None, transactional_id: str, group: str
     ) -> None:
-        self._topic, self._client, self._group_name = topic, client, group
+        self._topic, self._config, self._group_name = topic, config, group
         self._sent_to: list[str] = []
-        self._requests = _query_requests(client, topic)
+        self._requests = _query_requests(config, topic)
         self._queued_bytes = self._queued = 0
-        config = {**PRODUCER_DEFAULTS, **client, **PRODUCER_REQUIRED}
-        config["transactional.id"] = transactional_id
-        self._transaction_s = int(config["transaction.timeout.ms"]) / 1_000
-        self._max_queued = int(config["queue.buffering.max.messages"]) or _NO_LIMIT
-        reading = {**reading_config(client), **_READING, "group.id": group}
+        writing = {**PRODUCER_DEFAULTS, **config, **PRODUCER_REQUIRED}
+        writing["transactional.id"] = transactional_id
+        self._transaction_s = int(writing["transaction.timeout.ms"]) / 1_000
+        self._max_queued = int(writing["queue.buffering.max.messages"]) or _NO_LIMIT
+        reading = {**reading_config(config), **_READING, "group.id": group}
         try:
-            self._producer = self._requests.open_client(Producer, config)
+            self._producer = self._requests.open_client(Producer, writing)
             self._group = self._requests.open_client(Consumer, reading)
             self._transactions = ProducerTransactions(self._producer, self._requests)
             # First, because a missing topic would otherwise only show as a record that times out.
@@ -408,7 +408,7 @@ class BatchTransaction:
         """Read the group's committed offset and its metadata; the offset is below 0 without one."""
         if self._topic is None:
             # A batch that runs again may name its topics in another order.
-            with _open_groups(self._client, None) as (groups, requests):
+            with _open_groups(self._config, None) as (groups, requests):
                 return requests.run(lambda: groups.read(groups.ask(self._group_name)), _READ)
         partitions = [TopicPartition(self._topic, 0)]
         (entry,) = self._requests.run(

@@ -418,8 +418,8 @@ def _select_inside(rules: TimeRules, result: BlockResult) -> Mask:
     A malformed event has none and counts at the CTI in force. Each record is selected by itself, so
     neither the split into blocks nor the start of reading changes the result.
     """
-    has_no_time = result.malformed | (result.violation == ADJUSTED)
-    placed = np.where(has_no_time, result.in_force_us, result.times)
+    counts_at_cti = result.malformed | (result.violation == ADJUSTED)
+    placed = np.where(counts_at_cti, result.in_force_us, result.times)
     inside = np.ones(len(placed), dtype=np.bool_)
     if rules.from_us is not None:
         inside &= placed >= rules.from_us

@@ -20,7 +20,7 @@ from pyspark_timestream.commands.peek.detect import (
     Detection,
     NoSample,
     TopicSample,
-    format_key,
+    format_schema_id,
 )
 from pyspark_timestream.commands.peek.examine import TopicReport, examine
 from pyspark_timestream.core.instants import format_instant
@@ -245,7 +245,7 @@ def _format_detection(detection: Detection) -> str:
         "header": ", with the id of its schema in a header",
         "none": "",
     }[detection.framing]
-    ids = ", ".join(map(format_key, detection.keys))
+    ids = ", ".join(map(format_schema_id, detection.schema_ids))
     key_list = f" ({ids})" if ids and detection.framing != "none" else ""
     return f"{detection.format}{framing}{key_list}; {detection.fitting} of {detection.present} fit"
 
@@ -264,7 +264,7 @@ def _describe(report: TopicReport, detection: Detection) -> dict[str, Any]:
         "framing": detection.framing,
         "present": detection.present,
         "fitting": detection.fitting,
-        "schema_ids": [format_key(key) for key in detection.keys]
+        "schema_ids": list(map(format_schema_id, detection.schema_ids))
         if detection.framing != "none"
         else [],
         "reader": None if reader is None else reader.to_json(),

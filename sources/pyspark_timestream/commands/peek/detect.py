@@ -525,11 +525,11 @@ class TopicSample:
         return pa.concat_arrays(pieces) if pieces else pa.array([], data_type)
 
 
-Key = int | bytes
+SchemaId = int | bytes
 """A schema's id, or the 16 bytes of its GUID."""
 
-Answers = Mapping[Key, RegisteredSchema]
-"""The schemas that a registry has, by key."""
+Answers = Mapping[SchemaId, RegisteredSchema]
+"""The schemas that a registry has, by their ids."""
 
 _MAX_PLAUSIBLE_ID: Final = 10_000_000
 _LONG_BYTES: Final = 8
@@ -553,7 +553,7 @@ class Payloads(NamedTuple):
 class Detection:
     """The framing and the format of the values or the keys.
 
-    `fitting` of the `present` payloads have this form. `keys` are the ids or GUIDs in their frames,
+    `fitting` of the `present` payloads have this form. `schema_ids` are those in their frames,
     `writer` is the first schema that wrote one of them, and `message` the indexes of the Protobuf
     message in it. A payload is `unusable` if its frame names a schema that the registry lacks, or
     one of another type.
@@ -564,7 +564,7 @@ class Detection:
     format: str
     present: int
     fitting: int
-    keys: tuple[Key, ...] = ()
+    schema_ids: tuple[SchemaId, ...] = ()
     writer: RegisteredSchema | None = None
     message: tuple[int, ...] = ()
     unusable: tuple[bool, ...] = ()
@@ -572,16 +572,17 @@ class Detection:
     notes: tuple[str, ...] = ()
 
 
-def list_keys(payloads: Payloads) -> list[Key]:
+def list_schema_ids(payloads: Payloads) -> list[SchemaId]:
     """List the distinct schema ids in what may be frames, to ask a registry for them."""
     blocks = [_split(payloads, framing) for framing in ("header", "confluent")]
-    return list(dict.fromkeys(_key_of(writer) for block in blocks for writer in block.writers))
+    return list(dict.fromkeys(_id_of(writer) for block in blocks for writer in block.writers))
 
 
 def detect_side(payloads: Payloads, answers: Answers | None) -> Detection:
     """Detect the framing and the format of n values or keys.
 
-    `answers` has the registry's schemas for `list_keys`; None if none was asked, or did not answer.
+    `answers` has the registry's schemas for `list_schema_ids`; None if no registry was asked, or
+    none answered.
     """
     contents, present = payloads.contents, payloads.present
     for framing in ("header", "confluent"):
@@ -610,7 +611,7 @@ def _detect_by_registry(
 ) -> Detection | None:
     """Detect payloads by the registry; None unless it knows the schemas of most."""
     side, present = payloads.side, payloads.present
-    schemas = [None if writer is None else answers.get(_key_of(writer)) for writer in writers]
+    schemas = [None if writer is None else answers.get(_id_of(writer)) for writer in writers]
     type_counts = Counter(schema.type for schema in schemas if schema is not None)
     if 2 * type_counts.total() <= present:
         return None
@@ -636,7 +637,7 @@ def _detect_by_registry(
             f"is not {schema_type}: the source fails there"
         )
     return Detection(
-        side, framing, schema_type.lower(), present, fitting, _list_distinct_keys(writers),
+        side, framing, schema_type.lower(), present, fitting, _list_distinct_ids(writers),
         schemas[row], message, unusable, notes=tuple(notes),
     )  # fmt: skip
 
@@ -654,9 +655,9 @@ def _detect_by_form(
     if 2 * objects > present:
         # The header means nothing without a registry, and the payload is plain JSON.
         json_framing = "none" if framing == "header" else framing
-        return Detection(side, json_framing, "json", present, objects, _list_distinct_keys(writers))
-    keys = _list_distinct_keys(writers)
-    return Detection(side, framing, "binary", present, plausible, keys, needs_registry=True)
+        return Detection(side, json_framing, "json", present, objects, _list_distinct_ids(writers))
+    schema_ids = _list_distinct_ids(writers)
+    return Detection(side, framing, "binary", present, plausible, schema_ids, needs_registry=True)
 
 
 def _split(payloads: Payloads, framing: str, *, indexed: bool = False) -> FramedBlock:
@@ -666,14 +667,14 @@ def _split(payloads: Payloads, framing: str, *, indexed: bool = False) -> Framed
     return split_header_frames(payloads.contents, payloads.headers, name, indexed=indexed)
 
 
-def _key_of(writer: WriterSchema) -> Key:
-    key = writer.guid if writer.schema_id is None else writer.schema_id
-    assert key is not None, "a frame holds an id or a GUID"
-    return key
+def _id_of(writer: WriterSchema) -> SchemaId:
+    schema_id = writer.guid if writer.schema_id is None else writer.schema_id
+    assert schema_id is not None, "a frame holds an id or a GUID"
+    return schema_id
 
 
-def _list_distinct_keys(writers: Sequence[WriterSchema | None]) -> tuple[Key, ...]:
-    return tuple(dict.fromkeys(_key_of(writer) for writer in writers if writer is not None))
+def _list_distinct_ids(writers: Sequence[WriterSchema | None]) -> tuple[SchemaId, ...]:
+    return tuple(dict.fromkeys(_id_of(writer) for writer in writers if writer is not None))
 
 
 def _is_plausible(writer: WriterSchema) -> bool:
@@ -709,29 +710,28 @@ def _note_unknown(payloads: Payloads, answers: Answers) -> tuple[str, ...]:
     unknown = [
         writer
         for writer in framed.writers
-        if _key_of(writer) not in answers and _is_plausible(writer)
+        if _id_of(writer) not in answers and _is_plausible(writer)
     ]
     rows = sum(code >= 0 and framed.writers[code] in unknown for code in framed.codes)
     present = payloads.present
     if 2 * rows <= present or _are_longs(payloads.contents):
         return ()
-    ids = ", ".join(format_key(_key_of(writer)) for writer in unknown)
+    ids = ", ".join(format_schema_id(_id_of(writer)) for writer in unknown)
     return (
         f"{rows} of {present} {payloads.side}s begin as with a schema's id ({ids}), and the "
         "registry lacks it: is it the registry of the topic's producers?",
     )
 
 
-def format_key(key: Key) -> str:
+def format_schema_id(schema_id: SchemaId) -> str:
     """Format an id or a GUID."""
-    return key.hex() if isinstance(key, bytes) else str(key)
+    return schema_id.hex() if isinstance(schema_id, bytes) else str(schema_id)
 
 
 def _count_objects(contents: pa.Array) -> int:
     return sum(parse_object(content) is not None for content in contents.to_pylist())
 
 
-_MAX_KEYS: Final = 40
 _FIRST_MESSAGE: Final = (0,)
 
 
@@ -743,7 +743,7 @@ class RegistryAnswers(NamedTuple):
 
 
 def ask_registry(
-    registry: SchemaRegistry | None, keys: Sequence[Key], subject: str | None = None
+    registry: SchemaRegistry | None, schema_ids: Sequence[SchemaId], subject: str | None = None
 ) -> RegistryAnswers:
     """Ask the registry for the schemas with these ids, until it fails.
 
@@ -753,17 +753,17 @@ def ask_registry(
         return RegistryAnswers(None)
     answers = {}
     try:
-        for key in keys[:_MAX_KEYS]:
+        for schema_id in schema_ids:
             try:
-                schema = registry.fetch_schema(key, "json", subject)
+                schema = registry.fetch_schema(schema_id, "json", subject)
             except SchemaRegistryError as error:
                 if not error.is_missing:
                     raise
                 continue
             if schema.type == PROTOBUF:
                 # The answer is .proto text, which is not read: ask again for descriptors.
-                schema = registry.fetch_schema(key, "protobuf", subject)
-            answers[key] = schema
+                schema = registry.fetch_schema(schema_id, "protobuf", subject)
+            answers[schema_id] = schema
     except SchemaRegistryError as error:
         return RegistryAnswers(None, str(error))
     return RegistryAnswers(answers)

@@ -26,7 +26,7 @@ from pyspark_timestream.commands.peek.detect import (
     format_columns,
     infer_json,
     list_columns,
-    list_keys,
+    list_schema_ids,
     read_schema,
 )
 from pyspark_timestream.core.policies import KEEP_ALL
@@ -291,7 +291,7 @@ def examine(sample: TopicSample, user_options: Mapping[str, str]) -> TopicReport
     registry = _find_registry(user_options)
     answers_of = {
         payload.side: ask_registry(
-            registry, list_keys(payload), user_options.get(f"{payload.side}Subject")
+            registry, list_schema_ids(payload), user_options.get(f"{payload.side}Subject")
         )
         for payload in payloads
     }

@@ -335,19 +335,19 @@ _ADVICE_BY_CODE: Final = {
 }
 
 
-def is_login_refused(complaints: Mapping[str, BrokerFailure], spent_s: float) -> bool:
+def is_login_refused(failures: Mapping[str, BrokerFailure], spent_s: float) -> bool:
     """Return whether every contacted broker has refused the connection for too long.
 
     A token that cannot be obtained is no refusal by a broker, and is retried.
     """
-    codes = {complaint.code for complaint in complaints.values()}
-    are_refusals = bool(codes) and codes <= set(_REFUSED_CODES) and "" not in complaints
+    codes = {failure.code for failure in failures.values()}
+    are_refusals = bool(codes) and codes <= set(_REFUSED_CODES) and "" not in failures
     return are_refusals and spent_s >= _MAX_REFUSED_S
 
 
 def no_answer_error(
     client: Mapping[str, Any],
-    complaints: Mapping[str, BrokerFailure],
+    failures: Mapping[str, BrokerFailure],
     spent_s: float,
     target: str,
     prefix: str = "kafka.",
@@ -360,22 +360,22 @@ def no_answer_error(
     that waits longer; None if the user has none.
     """
     addresses = dict.fromkeys(
-        [*_bootstrap_addresses(client), *(address for address in complaints if address)]
+        [*_bootstrap_addresses(client), *(address for address in failures if address)]
     )
-    answers = [f"{address} ({complaints[address].reason if address in complaints else 'no answer'})"
+    answers = [f"{address} ({failures[address].reason if address in failures else 'no answer'})"
             for address in addresses]  # fmt: skip
-    everywhere = f"{complaints[''].reason}; " if "" in complaints else ""
+    everywhere = f"{failures[''].reason}; " if "" in failures else ""
     return BrokerUnreachable(
         f"no Kafka broker answered within {spent_s:.0f} s when asked for {target}: "
         f"{everywhere}{', '.join(answers)}",
-        next_step=_choose_advice(complaints, prefix, timeout_option),
+        next_step=_choose_advice(failures, prefix, timeout_option),
     )
 
 
 def failed_request_error(
     error: KafkaException | KafkaError,
     client: Mapping[str, Any],
-    complaints: Mapping[str, BrokerFailure],
+    failures: Mapping[str, BrokerFailure],
     spent_s: float,
     target: str,
 ) -> BrokerUnreachable:
@@ -389,9 +389,9 @@ def failed_request_error(
             next_step="look at the brokers, and start the query again: it goes on where it stopped",
         )
     if kind is FailureKind.REFUSED or (kind is FailureKind.RETRIABLE and code < 0):
-        return no_answer_error(client, complaints, spent_s, target)
+        return no_answer_error(client, failures, spent_s, target)
     if kind is FailureKind.RETRIABLE:
-        return lasting_error(answer, complaints, spent_s, target)
+        return lasting_error(answer, failures, spent_s, target)
     speaker = "the Kafka broker answered" if code > 0 else "the Kafka client says"
     return BrokerUnreachable(
         f"cannot get {target}: {speaker} '{answer}'",
@@ -402,12 +402,10 @@ def failed_request_error(
 
 
 def lasting_error(
-    answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, target: str
+    answer: str, failures: Mapping[str, BrokerFailure], spent_s: float, target: str
 ) -> BrokerUnreachable:
     """Build the error for a retriable error that persisted."""
-    others = [
-        f"{address} ({complaint.reason})" for address, complaint in complaints.items() if address
-    ]
+    others = [f"{address} ({failure.reason})" for address, failure in failures.items() if address]
     unreached = f"; not to be reached meanwhile: {', '.join(others)}" if others else ""
     return BrokerUnreachable(
         f"cannot get {target}: for {spent_s:.0f} s the Kafka brokers answered "
@@ -433,9 +431,9 @@ def _bootstrap_addresses(client: Mapping[str, Any]) -> list[str]:
 
 
 def _choose_advice(
-    complaints: Mapping[str, BrokerFailure], prefix: str, timeout_option: str | None
+    failures: Mapping[str, BrokerFailure], prefix: str, timeout_option: str | None
 ) -> str:
-    codes = {complaint.code for complaint in complaints.values()}
+    codes = {failure.code for failure in failures.values()}
     protocol = f"'{prefix}security.protocol'"
     if KafkaError._AUTHENTICATION in codes:
         return (
@@ -447,7 +445,7 @@ def _choose_advice(
             f"check options {protocol} and '{prefix}ssl.ca.location' (whom to trust), and that the "
             "broker's certificate is of this address"
         )
-    if any(complaint.reason.startswith("Disconnected") for complaint in complaints.values()):
+    if any(failure.reason.startswith("Disconnected") for failure in failures.values()):
         return (
             f"check option {protocol}: a broker that hangs up may want a login (SASL_PLAINTEXT, "
             "SASL_SSL) or encryption (SSL, SASL_SSL)"

@@ -49,9 +49,9 @@ from pyspark_timestream.kafka.driver.trackers import (
     make_steady_clock,
 )
 from pyspark_timestream.kafka.offsets.changes import (
-    ClockChange,
     NewRules,
     compare_settings,
+    describe_settings,
     find_change,
 )
 from pyspark_timestream.kafka.offsets.group_metadata import group_name
@@ -228,7 +228,7 @@ class StreamDriver:
             return dict(start)
         if run.change is not None:
             _LOG.warning("from batch %d on %s", planned.number, planned.changes[-1].describe())
-        unpinned = self._list_unpinned(planned)
+        unpinned = self._list_noted(planned)
         planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
         if run.new_start or planned.has_records:
             self._last_filled_us = self._now_us()
@@ -253,12 +253,12 @@ class StreamDriver:
             return
         if has_reached(previous.cti_us, at_us):
             assert previous.cti_us is not None
-            change = ClockChange(0, None, *compare_settings(previous.settings, self._user_settings))
+            changed = compare_settings(previous.settings, self._user_settings)
             raise CheckpointMismatch(
                 f"option 'changeFrom' is '{format_instant(at_us)}', and the stream's CTI was "
                 f"already {format_instant(previous.cti_us)} when its last batch was planned "
-                f"without the change of {change.describe()}: give a later instant, or 'now', or "
-                "set the old values back"
+                f"without the change of {describe_settings(*changed)}: give a later "
+                "instant, or 'now', or set the old values back"
             )
         self._adopt_settings(previous.settings, at_us)
 
@@ -618,12 +618,13 @@ class StreamDriver:
         imported = self._importer.topic_ids if self._importer else {}
         return {**imported, **self._topic_ids}
 
-    def _list_unpinned(self, planned: StreamOffset) -> dict[str, str]:
+    def _list_noted(self, planned: StreamOffset) -> dict[str, str]:
         """Return the options that the offset notes beside the pinned ones."""
         unpinned = _list_unpinned(self._options, planned.stream)
         if self._change_at_us is not None:
-            change = ClockChange(0, None, *compare_settings(planned.settings, self._user_settings))
-            unpinned["changeFrom"] = f"{format_instant(self._change_at_us)}: {change.describe()}"
+            changed = compare_settings(planned.settings, self._user_settings)
+            text = f"{format_instant(self._change_at_us)}: {describe_settings(*changed)}"
+            unpinned["changeFrom"] = text
         return unpinned
 
     def _connect(self, group: str) -> None:

@@ -29,6 +29,18 @@ _SPECS: Final[Mapping[str, OptionSpec]] = {
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
+def describe_settings(old: Settings, new: Settings) -> str:
+    """Return the options of a change with their old and new values.
+
+    >>> describe_settings({"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "a"})
+    "'ctiDelay' from '1 s' to '2 s', 'writers' from not set to 'a'"
+    """
+    return ", ".join(
+        f"'{name}' from {quote_setting(old.get(name))} to {quote_setting(new.get(name))}"
+        for name in sorted({*old, *new})
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ClockChange:
     """A change of options, as the offsets from then on record it.
@@ -65,17 +77,8 @@ class ClockChange:
         return cls(value["number"], value["cti"], value["from"], value["to"])
 
     def describe(self) -> str:
-        """Return the options with their old and new values.
-
-        >>> change = ClockChange(3, None, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "a"})
-        >>> change.describe()
-        "'ctiDelay' from '1 s' to '2 s', 'writers' from not set to 'a'"
-        """
-        return ", ".join(
-            f"'{name}' from {quote_setting(self.old.get(name))} "
-            f"to {quote_setting(self.new.get(name))}"
-            for name in sorted({*self.old, *self.new})
-        )
+        """Return the options with their old and new values."""
+        return describe_settings(self.old, self.new)
 
     def apply(self, settings: Settings) -> dict[str, str]:
         """Return the pinned options after the change, from those before it."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import HEADERS
 
-from pyspark_timestream.commands.peek.detect import Payloads, detect_side, list_keys
+from pyspark_timestream.commands.peek.detect import Payloads, detect_side, list_schema_ids
 from pyspark_timestream.kafka.diagnosis.samples import parse_object
 from pyspark_timestream.kafka.options.reading import RegisteredSchema
 
@@ -66,10 +66,10 @@ def test_numbers_of_64_bits_are_not_taken_for_frames():
 def test_a_header_of_the_part_is_framing():
     frame = [{"key": "__value_schema_id", "value": framed(7, b"")}]
     values = payloads(b"a", b"b", headers=[frame, frame])
-    assert list_keys(values) == [7]
+    assert list_schema_ids(values) == [7]
     assert facts(detect_side(values, {7: AVRO})) == ("avro", "header", 2, 2)
     keys = values._replace(side="key")
-    assert list_keys(keys) == []
+    assert list_schema_ids(keys) == []
     assert facts(detect_side(keys, {7: AVRO})) == ("binary", "none", 2, 2)
 
 
