@@ -35,6 +35,7 @@ from pyspark_tseries.model.commits import COMMITS_PER_MAINTENANCE, is_maintenanc
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import (
+    LOG_FOLDER,
     Location,
     bears_tag,
     exclusive,
@@ -355,7 +356,7 @@ def _list_removed_small_files(location: Location, newest: int) -> dict[str, int]
 
 def _read_removed(location: Location, version: int) -> dict[str, int | None]:
     """Return the removed files in the checkpoint `version`, with their times in milliseconds."""
-    path = location.file("_delta_log", f"{version:020d}.checkpoint.parquet")
+    path = location.file(LOG_FOLDER, f"{version:020d}.checkpoint.parquet")
     try:
         with location.read(path) as file:
             names = ["remove.path", "remove.deletionTimestamp"]

@@ -16,6 +16,7 @@ from typing import Final
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.storage.location import (
+    LOG_FOLDER,
     Location,
     list_directories,
     make_directories,
@@ -28,7 +29,6 @@ from pyspark_tseries.store.commit_history import LOST_FILE, last_commit_id
 from pyspark_tseries.store.log_check import read_entry
 from pyspark_tseries.store.store import Store
 
-_LOG: Final = "_delta_log"
 _COPY_BYTES: Final = 16 * 1024 * 1024
 
 _OTHER_FOLDERS: Final = ("erasures", "history", "late", "lost", "streams")
@@ -152,7 +152,7 @@ class _StoreAtVersion:
 def _read_moment(store: Store) -> _StoreAtVersion | None:
     """Return the store as it was opened; None if a file of the log or a head is gone by now."""
     location, version = store.location, store.version()
-    listed = location.list_files(location.file(_LOG))
+    listed = location.list_files(location.file(LOG_FOLDER))
     names = {os.path.basename(path): modified for path, modified in listed}
     tail = sorted(log_tail(names, version), key=lambda name: (name[:20], name.endswith(".json")))
     first_version = int(tail[0][:20]) if tail else version
@@ -167,9 +167,9 @@ def _read_moment(store: Store) -> _StoreAtVersion | None:
             number_before -= 1
         earlier = [f"{number:020d}.json" for number in range(max(number_before, 0), first_version)]
         kept_names = [*(name for name in earlier if name in names), *tail]
-        log = {name: _read(location, location.file(_LOG, name)) for name in kept_names}
+        log = {name: _read(location, location.file(LOG_FOLDER, name)) for name in kept_names}
         if read_last_checkpoint(location).version == first_version:
-            content = _read(location, location.file(_LOG, LAST_CHECKPOINT))
+            content = _read(location, location.file(LOG_FOLDER, LAST_CHECKPOINT))
             log = (
                 {LAST_CHECKPOINT: content, **log}
                 if read_last_checkpoint(location).version == first_version
@@ -243,7 +243,7 @@ def _write_log(to: Location, moment: _StoreAtVersion, files: list[str]) -> None:
         # Write the beginning of the log last: without it this is not a log yet.
         beginning = min(log, key=lambda name: (name == LAST_CHECKPOINT, name))
         for name in [*(name for name in log if name != beginning), beginning]:
-            with to.write(to.file(_LOG, name)) as file:
+            with to.write(to.file(LOG_FOLDER, name)) as file:
                 file.write(log[name])
         return
     draft = to.file("_tseries", "staging", "log")
@@ -254,6 +254,6 @@ def _write_log(to: Location, moment: _StoreAtVersion, files: list[str]) -> None:
             os.utime(os.path.join(draft, name), ns=(modified, modified))
     drafts = [os.path.join(draft, name) for name in log]
     sync([*files, *drafts, *list_directories(to.root, [*files, *drafts])])
-    os.rename(draft, to.file(_LOG))
+    os.rename(draft, to.file(LOG_FOLDER))
     sync([to.root])
     make_directories(to.root)

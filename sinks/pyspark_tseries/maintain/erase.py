@@ -51,6 +51,7 @@ from pyspark_tseries.storage.erasures import (
     write_record,
 )
 from pyspark_tseries.storage.location import (
+    LOG_FOLDER,
     Location,
     exclusive,
     list_event_files,
@@ -171,7 +172,7 @@ def _find_staged(location: Location, before_us: int) -> list[str]:
     staging = location.file("_tseries", "staging")
     staged = list(location.list_files(staging))
     for folder in location.list_folders(staging):
-        staged += location.list_files(location.file("_tseries", "staging", folder, "_delta_log"))
+        staged += location.list_files(location.file("_tseries", "staging", folder, LOG_FOLDER))
     return sorted(
         os.path.relpath(path, location.file())
         for path, changed_ns in staged

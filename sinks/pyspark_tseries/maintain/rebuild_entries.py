@@ -63,7 +63,13 @@ from pyspark_tseries.storage.data_files import (
     to_data_file,
     write_events,
 )
-from pyspark_tseries.storage.location import Location, list_event_files, make_directories, sync
+from pyspark_tseries.storage.location import (
+    LOG_FOLDER,
+    Location,
+    list_event_files,
+    make_directories,
+    sync,
+)
 from pyspark_tseries.storage.row_reader import (
     ALL_ROWS,
     BASE_SCHEMA,
@@ -226,7 +232,7 @@ def _rebuild_change(log: _KnownLog, version: int) -> tuple[bytes | None, str]:
         columns = _find_unknown_columns(log, pa.schema(table.schema()))
         if columns:
             table.alter.add_columns(Schema.from_arrow(pa.schema(columns)).fields)
-            path = os.path.join(copy, "_delta_log", os.path.basename(_entry_path(log, version)))
+            path = os.path.join(copy, LOG_FOLDER, os.path.basename(_entry_path(log, version)))
             with open(path, "rb") as file:
                 content = adopt_entry(file.read(), version - 1, log.location.uri)
             names = ", ".join(f"'{column.name}'" for column in columns)
@@ -254,7 +260,7 @@ def _files_at_base(log: _KnownLog) -> set[str]:
     """Return the files that the checkpoint before the entries names, even as removed."""
     if log.base < 0:
         return set()
-    path = log.location.file("_delta_log", f"{log.base:020d}.checkpoint.parquet")
+    path = log.location.file(LOG_FOLDER, f"{log.base:020d}.checkpoint.parquet")
     table = pq.read_table(path, columns=["add.path", "remove.path"], partitioning=None)
     columns = (table[name].combine_chunks() for name in table.column_names)
     return {path for column in columns for path in column.field("path").drop_null().to_pylist()}
@@ -394,7 +400,7 @@ def _shadow(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) 
         for entry in entries:
             if entry.version <= last_version:
                 name = os.path.basename(_entry_path(log, entry.version))
-                with open(os.path.join(copy, "_delta_log", name), "wb") as file:
+                with open(os.path.join(copy, LOG_FOLDER, name), "wb") as file:
                     file.write(entry.content)
         yield copy
 
@@ -425,9 +431,9 @@ def _has_faults(location: Location, table: DeltaTable) -> bool:
 def put_rebuilt(location: Location, rebuilt: Iterable[RebuiltEntry]) -> str:
     """Replace damaged entries; return the folder with the originals."""
     entries = list(rebuilt)
-    log = location.file("_delta_log")
+    log = location.file(LOG_FOLDER)
     aside = location.file("_tseries", "lost", f"{entries[0].version:020d}-{secrets.token_hex(4)}")
-    make_directories(os.path.join(aside, "_delta_log"))
+    make_directories(os.path.join(aside, LOG_FOLDER))
     for entry in entries:
         path = entry_path(location, entry.version)
         draft = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.json")
@@ -436,9 +442,9 @@ def put_rebuilt(location: Location, rebuilt: Iterable[RebuiltEntry]) -> str:
             file.write(entry.content)
         if os.path.exists(path):
             before = os.stat(path)
-            location.copy(path, os.path.join(aside, "_delta_log", os.path.basename(path)))
+            location.copy(path, os.path.join(aside, LOG_FOLDER, os.path.basename(path)))
             os.utime(draft, ns=(before.st_atime_ns, before.st_mtime_ns))
-        sync([draft, aside, os.path.join(aside, "_delta_log")])
+        sync([draft, aside, os.path.join(aside, LOG_FOLDER)])
         os.replace(draft, path)  # At once, so that an interrupted repair can be repeated.
     sync([log])
     return aside

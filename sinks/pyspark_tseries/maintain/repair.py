@@ -60,6 +60,7 @@ from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
 from pyspark_tseries.storage.location import (
     EVENT_FILE_PATH,
+    LOG_FOLDER,
     Location,
     is_inside_store,
     list_event_files,
@@ -316,7 +317,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
     reach = find_readable_log(location, newest)
     last, torn = reach.last, list(reach.torn)
     findings = [
-        Finding("checkpoint", f"'{name}' cannot be read", path=location.file("_delta_log", name))
+        Finding("checkpoint", f"'{name}' cannot be read", path=location.file(LOG_FOLDER, name))
         for name in torn
     ]
     if last < newest:
@@ -346,7 +347,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
         findings.append(file)
     if not findings and not unsynced:
         return None
-    names = sorted(os.listdir(location.file("_delta_log")))
+    names = sorted(os.listdir(location.file(LOG_FOLDER)))
     beyond = [n for n in names if (m := _CHECKPOINT_FILE.fullmatch(n)) and int(m[1]) > last]
     if beyond and LAST_CHECKPOINT in names:
         beyond.append(LAST_CHECKPOINT)
@@ -427,7 +428,7 @@ def carry_out_rewind(
     ]
     for name in [*(f"_delta_log/{name}" for name in rewind.checkpoints), *entries, *files]:
         _move_if_there(location.file(name), os.path.join(lost_directory, name))
-    sync([location.file("_delta_log"), lost_directory])
+    sync([location.file(LOG_FOLDER), lost_directory])
     return lost_directory
 
 

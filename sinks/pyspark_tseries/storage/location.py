@@ -311,6 +311,10 @@ def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
     return tuple(sorted(normalized.items()))
 
 
+LOG_FOLDER: Final = "_delta_log"
+"""The folder of a Delta table's log."""
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """The location of a store, from `parse_location`; pickle works, and its repr hides secrets.
@@ -330,7 +334,7 @@ class Location:
 
     def is_away(self) -> bool:
         """Return whether a local path has no store: it was moved, or its mount point is empty."""
-        return self.is_local and not os.path.isdir(self.file("_delta_log"))
+        return self.is_local and not os.path.isdir(self.file(LOG_FOLDER))
 
     @property
     def uri(self) -> str:

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from pyspark_tseries.storage.location import Location, exclusive, sync
+from pyspark_tseries.storage.location import LOG_FOLDER, Location, exclusive, sync
 from pyspark_tseries.store.log_entries import (
     CHECKSUM_KEY,
     INFO_KEY,
@@ -68,7 +68,7 @@ def read_last_checkpoint(location: Location) -> LastCheckpoint:
     Raises:
         OSError: the file exists, but cannot be read.
     """
-    path = location.file("_delta_log", LAST_CHECKPOINT)
+    path = location.file(LOG_FOLDER, LAST_CHECKPOINT)
     try:
         # On a local path avoid Arrow, because every opening of a store reads this small file.
         with open(path, "rb") if location.is_local else location.read(path) as file:
@@ -106,7 +106,6 @@ def format_last_checkpoint(content: bytes, checksums: Mapping[int, int]) -> byte
 UNREADABLE: Final = (DeltaError, OSError, ValueError)
 """Delta's errors for a log that it cannot read: ValueError if an action lacks a field."""
 
-_LOG_DIRECTORY: Final = "_delta_log"
 CHECKPOINT_LOCK: Final = "checkpoint.lock"
 """Hold this lock to add a checkpoint beside commits, or to remove the log before one, so that no
 added checkpoint is older than the removed log."""
@@ -127,7 +126,7 @@ def capture_entry(
     """Return the entry that `change` would add after `version`; do not change the log."""
     with shadow_log(location, version) as copy:
         change(DeltaTable(pathlib.Path(copy).as_uri()))
-        with open(os.path.join(copy, _LOG_DIRECTORY, f"{version + 1:020d}.json"), "rb") as file:
+        with open(os.path.join(copy, LOG_FOLDER, f"{version + 1:020d}.json"), "rb") as file:
             return file.read()
 
 
@@ -136,11 +135,11 @@ def write_checkpoint(location: Location, version: int) -> None:
 
     If another store is put at the path meanwhile, such as an older copy of this one, it gets none.
     """
-    log = location.file(_LOG_DIRECTORY)
+    log = location.file(LOG_FOLDER)
     entry = location.identity(entry_path(location, version))
     # The shadow is in the store: it goes, or moves, with the store's directory.
     with shadow_log(location, version, elsewhere=False, merged=True) as copy:
-        copied_log = os.path.join(copy, _LOG_DIRECTORY)
+        copied_log = os.path.join(copy, LOG_FOLDER)
         copied = set(os.listdir(copied_log))  # Maintenance may remove these from the log meanwhile.
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
         names = [name for name in os.listdir(copied_log) if name not in copied]
@@ -250,9 +249,7 @@ def _checkpointer(pid: int) -> _Checkpointer:
 
 def has_checkpoint(location: Location, version: int) -> bool:
     """Return whether there is a checkpoint of `version`, in one part or several."""
-    pattern = os.path.join(
-        glob.escape(location.file(_LOG_DIRECTORY)), f"{version:020d}.checkpoint*"
-    )
+    pattern = os.path.join(glob.escape(location.file(LOG_FOLDER)), f"{version:020d}.checkpoint*")
     return bool(glob.glob(pattern))
 
 
@@ -261,7 +258,7 @@ def _mark_checkpoint(location: Location, directory: str, checkpoint_files: Seque
     checksums = {
         version: crc
         for version, crc in read_last_checkpoint(location).checksums.items()
-        if os.path.exists(location.file(_LOG_DIRECTORY, f"{version:020d}.checkpoint.parquet"))
+        if os.path.exists(location.file(LOG_FOLDER, f"{version:020d}.checkpoint.parquet"))
     }
     for name in checkpoint_files:
         with open(os.path.join(directory, name), "rb") as file:
@@ -275,7 +272,7 @@ def _mark_checkpoint(location: Location, directory: str, checkpoint_files: Seque
 def sync_checkpoint(location: Location) -> None:
     """Sync the last checkpoint of a local store, before maintenance removes entries before it."""
     if location.is_local:
-        log = location.file(_LOG_DIRECTORY)
+        log = location.file(LOG_FOLDER)
         numbered = [name for name in os.listdir(log) if _NUMBERED.fullmatch(name)]
         checkpoint_names = sorted(name for name in numbered if not name.endswith(".json"))
         last_names = [name for name in checkpoint_names if name[:20] == checkpoint_names[-1][:20]]
@@ -327,13 +324,13 @@ def shadow_log(
 
 def copy_log(location: Location, version: int, to: str, without: Collection[str] = ()) -> None:
     """Copy the log as `shadow_log` does, into the directory `to`."""
-    log = os.path.join(to, _LOG_DIRECTORY)
+    log = os.path.join(to, LOG_FOLDER)
     os.makedirs(log)
-    names = set(os.listdir(location.file(_LOG_DIRECTORY))).difference(without)
+    names = set(os.listdir(location.file(LOG_FOLDER))).difference(without)
     for name in log_tail(names, version):
         # A link would change the entry's change time: the time from which it is visible.
         copy = shutil.copyfile if name.endswith(".json") else location.copy
-        copy(location.file(_LOG_DIRECTORY, name), os.path.join(log, name))
+        copy(location.file(LOG_FOLDER, name), os.path.join(log, name))
 
 
 def _merge_log(location: Location, version: int, to: str) -> bool:
@@ -342,7 +339,7 @@ def _merge_log(location: Location, version: int, to: str) -> bool:
     The checkpoint is the last one before `version`, renamed to the number before `version`: its
     content has no number.
     """
-    log = location.file(_LOG_DIRECTORY)
+    log = location.file(LOG_FOLDER)
     names = log_tail(os.listdir(log), version)
     checkpoints = [name for name in names if not name.endswith(".json")]
     if len(checkpoints) != 1 or not _PLAIN_CHECKPOINT.fullmatch(checkpoints[0]):
@@ -357,7 +354,7 @@ def _merge_log(location: Location, version: int, to: str) -> bool:
     merged = merge_entries(entries)
     if not merged:
         return False
-    copied = os.path.join(to, _LOG_DIRECTORY)
+    copied = os.path.join(to, LOG_FOLDER)
     os.makedirs(copied)
     with open(os.path.join(copied, f"{version:020d}.json"), "wb") as file:
         file.write(merged)

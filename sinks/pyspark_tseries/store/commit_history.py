@@ -20,7 +20,7 @@ from pyspark_tseries.model.commits import (
     pack_ids,
     unpack_ids,
 )
-from pyspark_tseries.storage.location import Location, sync
+from pyspark_tseries.storage.location import LOG_FOLDER, Location, sync
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_whole_entry
 from pyspark_tseries.store.store import Store
 
@@ -146,7 +146,7 @@ def _find_in_log(location: Location, number: int, newest: int) -> CommitId | Non
 
 def _list_versions(location: Location, newest: int) -> list[int]:
     """Return the versions of the log's entries up to `newest`, ascending."""
-    log = location.file("_delta_log")
+    log = location.file(LOG_FOLDER)
     if location.is_local:
         names = os.listdir(log)
     else:

@@ -35,6 +35,7 @@ from pyspark_tseries.model.properties import check_version
 from pyspark_tseries.storage.data_files import DataFile, LiveFiles, data_files
 from pyspark_tseries.storage.location import (
     EVENT_FILE_PATH,
+    LOG_FOLDER,
     Location,
     list_directories,
     make_directories,
@@ -315,9 +316,9 @@ def _create(
 def _create_local(location: Location, schema: pa.Schema, properties: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as draft:
         _create(pathlib.Path(draft).as_uri(), schema, properties, None)
-        with open(os.path.join(draft, "_delta_log", f"{0:020d}.json"), "rb") as file:
+        with open(os.path.join(draft, LOG_FOLDER, f"{0:020d}.json"), "rb") as file:
             entry = adopt_entry(file.read(), -1, f"{location.uri}/")
-    make_directories(location.file("_delta_log"))
+    make_directories(location.file(LOG_FOLDER))
     write_entry(location, 0, entry, [], synced=True, synced_directories=set())
 
 
@@ -344,7 +345,7 @@ def write_entry(
         FileExistsError: there is already an entry of this version; nothing was changed.
         OSError: a file could not be written, or is missing.
     """
-    log, staging = location.file("_delta_log"), location.file("_tseries", "staging")
+    log, staging = location.file(LOG_FOLDER), location.file("_tseries", "staging")
     draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
     try:
         location.write_whole(draft, entry, new=True)
@@ -822,7 +823,7 @@ class Log:
         """Sync all entries on a local path, so that they survive a power loss."""
         if self.location.is_local:
             self._sync_up_to(self.version())
-            sync([self.location.file("_delta_log")])
+            sync([self.location.file(LOG_FOLDER)])
 
     def _sync_up_to(self, version: int) -> None:
         """Sync the files of the entries up to `version`, if their clients have not."""

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark_timestream.core.checkpoint import is_instant
 from pyspark_tseries.errors import UnusableStore, damage_error
 from pyspark_tseries.storage.data_files import outside_file_error
-from pyspark_tseries.storage.location import Location, is_inside_store, list_directories
+from pyspark_tseries.storage.location import LOG_FOLDER, Location, is_inside_store, list_directories
 from pyspark_tseries.storage.snapshot import head_path, unreadable_head_error
 from pyspark_tseries.store.checkpoints import (
     LAST_CHECKPOINT,
@@ -104,13 +104,13 @@ def check_log_at(location: Location, version: int) -> None:
     """
     recorded = read_last_checkpoint(location)
     base = recorded.version
-    path = location.file("_delta_log", _checkpoint_name(base))
+    path = location.file(LOG_FOLDER, _checkpoint_name(base))
     if base > version or not os.path.exists(path):
         checkpoints = [
             int(name[:20]) for name in _log_names(location) if _CHECKPOINT.fullmatch(name)
         ]
         base = max((number for number in checkpoints if number <= version), default=-1)
-        path = location.file("_delta_log", _checkpoint_name(base))
+        path = location.file(LOG_FOLDER, _checkpoint_name(base))
     if base in recorded.checksums and os.path.exists(path) and not _is_as_recorded(path, recorded):
         raise _torn_error(location, "checkpoint", path, "it cannot be read")
     check_checksums(location, base + 1, version)
@@ -291,7 +291,7 @@ def find_log_damage(location: Location) -> UnusableStore | None:
     # If no entry can be read, this is not a store, unless only its last checkpoint is torn.
     if not reach.torn:
         return None
-    path = location.file("_delta_log", reach.torn[0])
+    path = location.file(LOG_FOLDER, reach.torn[0])
     return _torn_error(location, "checkpoint", path, "it cannot be read")
 
 
@@ -325,7 +325,7 @@ def find_readable_log(location: Location, upto: int) -> ReadableLog:
     recorded = read_last_checkpoint(location)
     for name in reversed(names):
         if _CHECKPOINT.fullmatch(name) and int(name[:20]) <= upto:
-            if _is_whole_checkpoint(location.file("_delta_log", name), recorded):
+            if _is_whole_checkpoint(location.file(LOG_FOLDER, name), recorded):
                 base = int(name[:20])
                 break
             torn.append(name)
@@ -350,7 +350,7 @@ def entry_damage(location: Location, version: int) -> str | None:
 
 
 def _log_names(location: Location) -> list[str]:
-    log = location.file("_delta_log")
+    log = location.file(LOG_FOLDER)
     numbered = (_ENTRY, _CHECKPOINT)
     names = os.listdir(log) if os.path.isdir(log) else []
     return sorted(name for name in names if any(pattern.fullmatch(name) for pattern in numbered))
@@ -463,7 +463,7 @@ def unsynced_files(
         if entry is None:
             # It is unknown whether the older entries were synced, so sync everything, once.
             files = [location.file(path) for path in live()]
-            for directory in ("_delta_log", "_tseries/head"):
+            for directory in (LOG_FOLDER, "_tseries/head"):
                 files += (path for path, _ in location.list_files(location.file(directory)))
             break
         if entry.synced:
@@ -500,7 +500,7 @@ class LogFile:
 def list_log_files(location: Location) -> list[LogFile]:
     """Return the entries and checkpoints of the log, ascending by version."""
     files = []
-    for full, modified_ns in location.list_files(location.file("_delta_log")):
+    for full, modified_ns in location.list_files(location.file(LOG_FOLDER)):
         name = _LOG_FILE.fullmatch(os.path.basename(full))
         if name is not None:
             files.append(LogFile(int(name[1]), full, modified_ns))

@@ -17,7 +17,7 @@ from types import UnionType
 from typing import Any, Final
 
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
-from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.location import LOG_FOLDER, Location
 
 INFO_KEY: Final = "tseries"
 """The key of this package's object in `commitInfo` and `_last_checkpoint`."""
@@ -160,7 +160,7 @@ class Entry:
 
 def entry_path(location: Location, version: int) -> str:
     """Return the path of the log's entry `version`."""
-    return location.file("_delta_log", f"{version:020d}.json")
+    return location.file(LOG_FOLDER, f"{version:020d}.json")
 
 
 def format_entry(change: NewEntry, own_info: Mapping[str, Any], now_ms: int) -> bytes:
