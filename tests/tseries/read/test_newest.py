@@ -195,6 +195,7 @@ def check_followed(program, snapshot):
         assert view.newest(name)[0].equals(expected), name
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(
     st.sampled_from(["unlimited", "limit 3", "last 9M", "limit 6 last 20M"]),
