@@ -869,9 +869,7 @@ def _check_columns(store: Store, requested: list[pa.Field]) -> None:
     types = {field.name: field.type for field in store.values}
     for field in requested:
         if field.name not in types or not fits(field.type, types[field.name]):
-            accepted = ", ".join(
-                f"{name} {type_name(data_type)}" for name, data_type in types.items()
-            )
+            accepted = ", ".join(f"{name} {type_name(types[name])}" for name in types)
             next_step = "add the column with add_columns"
             if field.name in types and fits(types[field.name], field.type):
                 next_step = "make it wider with widen_columns"
