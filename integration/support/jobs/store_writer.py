@@ -33,6 +33,9 @@ PHASES = ("append", "merge", "replace", "checkpoint", "clean", "range")
 SERIES = [f"s{i}" for i in range(5)]
 KEPT = 10
 VALUE = pa.field("value", pa.int64())
+# Batches between two waits for the maintenance: appends without a wait outrun it more and more,
+# and a phase of it that begins with a merge of thousands of files is not reached in minutes.
+AHEAD = 100
 
 
 def rows(number: int) -> pa.Table:
@@ -83,7 +86,8 @@ def main() -> None:
     location, acknowledged, phase, died = sys.argv[1:]
     store = Store.open(parse_location(location, json.loads(os.environ["STORAGE"])))
     doomed = Doomed(phase, died)
-    threading.Thread(target=maintenance, args=(store, doomed), daemon=True).start()
+    maintained = threading.Event()
+    threading.Thread(target=maintenance, args=(store, doomed, maintained), daemon=True).start()
     number = int(store.index().lookup(SERIES[:1])["last_sequence"][0]) + 1
     # What was stored and not acknowledged when the last process was killed is stored for all that.
     with open(acknowledged, "ab", buffering=0) as file:
@@ -93,9 +97,13 @@ def main() -> None:
                 store.append(Batch(rows(number), "fail", "me", ("writer", number)))
             file.write(b".")
             number += 1
+            if number % AHEAD == 0:
+                maintained.wait()
+                maintained.clear()
 
 
-def maintenance(store: Store, doomed: Doomed) -> None:
+def maintenance(store: Store, doomed: Doomed, maintained: threading.Event) -> None:
+    """Round after round of maintenance; `maintained` is set at the end of each."""
     replace = compactor.replace_files
 
     def replacing(*given: object) -> bool:
@@ -114,6 +122,7 @@ def maintenance(store: Store, doomed: Doomed) -> None:
             remove_obsolete_files(store, time.time_ns() // 1000 + 3_580_000_000)
         with doomed.passing("range"):
             set_retained_range(store, RetainedRange(limit=limit), time.time_ns() // 1000, "me")
+        maintained.set()
 
 
 if __name__ == "__main__":
