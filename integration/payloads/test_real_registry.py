@@ -9,7 +9,7 @@ from apicurio import NoRegistry, serve_apicurio
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 
 from pyspark_timestream import SchemaRegistryError
-from pyspark_timestream.kafka.options.reading import inline_references
+from pyspark_timestream.kafka.decode.avro.schemas import inline_references
 from pyspark_timestream.kafka.registry import SchemaRegistry
 
 TRIP = '{"type": "record", "name": "Trip", "fields": [{"name": "at", "type": "long"}]}'

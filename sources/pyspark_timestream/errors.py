@@ -265,17 +265,20 @@ class MissingExtra(TimestreamError):
     """A library of an optional extra is not installed: run the pip command of the message."""
 
     @classmethod
-    def create(cls, purpose: str, library: str, extra: str) -> "MissingExtra":
+    def create(
+        cls, purpose: str, library: str, extra: str, where: str = "the driver and all executors"
+    ) -> "MissingExtra":
         """Create the error.
 
         Args:
             purpose: what needs the library, such as `reading Avro`.
             library: its name.
             extra: the extra that brings it.
+            where: the machines that need it.
         """
         return cls(
             f"{purpose} needs {library}, which is not installed",
-            next_step=f"pip install 'pyspark-timestream[{extra}]' on the driver and all executors",
+            next_step=f"pip install 'pyspark-timestream[{extra}]' on {where}",
         )
 
 

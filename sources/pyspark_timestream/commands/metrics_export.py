@@ -85,9 +85,8 @@ def register_instruments(
     try:
         from opentelemetry import metrics
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "exporting OpenTelemetry metrics needs opentelemetry-api, which is not installed",
-            next_step="pip install 'pyspark-timestream[metrics]' on the driver",
+        raise MissingExtra.create(
+            "exporting OpenTelemetry metrics", "opentelemetry-api", "metrics", "the driver"
         ) from error
     meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
     snapshot = _Snapshot(take_samples)

@@ -39,7 +39,7 @@ from pyspark_timestream.errors import (
     SchemaRegistryError,
     walk_causes,
 )
-from pyspark_timestream.kafka.decode.avro.schemas import parse_schema
+from pyspark_timestream.kafka.decode.avro.schemas import inline_references, parse_schema
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     build_descriptor_set,
     find_message_name,
@@ -58,7 +58,6 @@ from pyspark_timestream.kafka.options.reading import (
     SchemaSource,
     Side,
     fingerprint_schema,
-    inline_references,
     is_schema_text,
 )
 
@@ -521,15 +520,6 @@ class SchemaRegistry:
     def __repr__(self) -> str:
         """Show only the address, because other settings are secret."""
         return f"SchemaRegistry({self._settings['url']!r})"
-
-    def check_settings(self) -> None:
-        """Create a client, without a request.
-
-        Raises:
-            MissingExtra: the client is not installed.
-            OptionError: it refuses the configuration.
-        """
-        _Client(self._settings).close()
 
     def fetch_schema(
         self, key: int | bytes, format: str, subject: str | None = None

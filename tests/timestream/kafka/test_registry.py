@@ -420,8 +420,8 @@ def test_client_without_settings_waits_no_longer_than_the_documents_say(monkeypa
             pass
 
     monkeypatch.setattr("confluent_kafka.schema_registry.SchemaRegistryClient", Recorder)
-    SchemaRegistry({"url": "http://a"}).check_settings()
-    SchemaRegistry({"url": "http://a", "timeout": "2.5", "max.retries": "7"}).check_settings()
+    module._Client({"url": "http://a"}).close()
+    module._Client({"url": "http://a", "timeout": "2.5", "max.retries": "7"}).close()
     # Left alone, the client waits forever.
     limits = {"retries.wait.ms": 500, "retries.max.wait.ms": 2000}
     assert given == [
@@ -570,10 +570,12 @@ def test_no_secret_is_in_a_message_a_repr_or_the_log(stub, given, caplog):
         found.append(refusal(lambda registry=registry: registry.fetch_schema(99, "avro"))[0])
         found.append(f"{registry!r} {registry}")
     with pytest.raises(OptionError) as refused:
-        connect(stub.url, **given, **{"ssl.ca.location": "/absent/hunter2.pem"}).check_settings()
+        connect(stub.url, **given, **{"ssl.ca.location": "/absent/hunter2.pem"}).fetch_latest(
+            "t", "avro"
+        )
     found.append(str(refused.value).replace("/absent/hunter2.pem", ""))
     with pytest.raises(OptionError) as refused:
-        connect(stub.url, **given, **{"bearer.auth.token.x": "hunter2"}).check_settings()
+        connect(stub.url, **given, **{"bearer.auth.token.x": "hunter2"}).fetch_latest("t", "avro")
     found.append(str(refused.value))
     assert any("Refused: " in text and "[hidden]" in text for text in found)
     for text in [*found, caplog.text]:
@@ -582,7 +584,7 @@ def test_no_secret_is_in_a_message_a_repr_or_the_log(stub, given, caplog):
 
 def test_wrong_file_is_named_when_the_settings_are_checked(stub):
     with pytest.raises(OptionError) as refused:
-        connect(stub.url, **{"ssl.key.location": "/absent"}).check_settings()
+        connect(stub.url, **{"ssl.key.location": "/absent"}).fetch_latest("t", "avro")
     assert str(refused.value).startswith(
         "option 'schemaRegistry.ssl.key.location': cannot read '/absent' (No such file"
     )
@@ -601,7 +603,7 @@ def test_file_that_is_no_certificate_is_said_by_the_client(stub, tmp_path):
     path = tmp_path / "ca.pem"
     path.write_text("no certificate")
     with pytest.raises(OptionError, match="its client says"):
-        connect(stub.url, **{"ssl.ca.location": str(path)}).check_settings()
+        connect(stub.url, **{"ssl.ca.location": str(path)}).fetch_latest("t", "avro")
 
 
 @pytest.mark.parametrize("lost", ["httpx2", "authlib.integrations.httpx_client", "cachetools"])
@@ -613,7 +615,7 @@ def test_missing_library_gives_the_pip_line(monkeypatch, lost):
     if lost == "httpx2":
         monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(MissingExtra) as refused:
-        connect("http://127.0.0.1:1").check_settings()
+        connect("http://127.0.0.1:1").fetch_latest("t", "avro")
     message = str(refused.value)
     assert message.startswith("a schema registry needs ")
     assert "pip install 'pyspark-timestream[registry]'" in message
@@ -717,7 +719,7 @@ def test_registry_that_wants_a_certificate_gets_it(certificates):
         assert "'schemaRegistry.ssl.certificate.location'" in message
         wrong = {**own, "ssl.key.password": "hunter3"}
         with pytest.raises(OptionError) as refused:
-            connect(stub.url, **trusting, **wrong).check_settings()
+            connect(stub.url, **trusting, **wrong).fetch_latest("t", "avro")
         assert "hunter3" not in str(refused.value)
 
 

@@ -5,12 +5,12 @@ import json
 
 import pytest
 
+from pyspark_timestream.kafka.decode.avro.schemas import inline_references
 from pyspark_timestream.kafka.options.reading import (
     AVRO,
     RegisteredSchema,
     SchemaReference,
     fingerprint_schema,
-    inline_references,
 )
 
 

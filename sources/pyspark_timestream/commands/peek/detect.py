@@ -37,6 +37,7 @@ from pyspark_timestream.core.instants import (
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,
+    inline_references,
     kind_of,
     parse_schema,
     read_as,
@@ -69,7 +70,6 @@ from pyspark_timestream.kafka.options.reading import (
     ReaderSchema,
     RegisteredSchema,
     Side,
-    inline_references,
 )
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.kafka.registry import SchemaRegistry

@@ -42,7 +42,6 @@ from pyspark_timestream.kafka.options.reading import (
     PayloadRules,
     ReaderSchema,
     RegisteredSchema,
-    inline_references,
 )
 
 if TYPE_CHECKING:
@@ -225,6 +224,7 @@ def _read_avro(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
     from pyspark_timestream.kafka.decode.avro.by_row import read_avro
+    from pyspark_timestream.kafka.decode.avro.schemas import inline_references
 
     reader, *newer = _create_avro_readers(options.readers[rules.side])
     if not rules.has_registry:
@@ -233,7 +233,7 @@ def _read_avro(
         codes = pa.array(np.zeros(len(framed.bodies), dtype=np.int32))
     else:
         writers = {
-            code: _inline(_fetch(options, rules, framed, writer))
+            code: inline_references(_fetch(options, rules, framed, writer))
             for code, writer in enumerate(framed.writers)
         }
         codes = pa.array(framed.codes, mask=framed.codes < 0)
@@ -274,9 +274,6 @@ def _refuse_writer(
 
 def _show_key(writer: WriterSchema) -> str:
     return str(writer.schema_id) if writer.guid is None else writer.guid.hex()
-
-
-_inline: Final = functools.lru_cache(maxsize=1_000)(inline_references)
 
 
 def _read_protobuf(

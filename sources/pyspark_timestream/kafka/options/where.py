@@ -189,10 +189,7 @@ def _parse(text: str) -> tuple[Any, list[Any]]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "sqlglot":
             raise
-        raise MissingExtra(
-            "option 'where' needs sqlglot, which is not installed",
-            next_step="pip install 'pyspark-timestream[where]' on the driver",
-        ) from error
+        raise MissingExtra.create("option 'where'", "sqlglot", "where", "the driver") from error
     try:
         parsed = sqlglot.parse_one(text, read="spark", into=expressions.Condition)
         return parsed, list(sqlglot.tokenize(text, read="spark"))

@@ -5,6 +5,9 @@ decimal and a `date` as a date; timestamps of every unit become timestamps in mi
 or without a zone if `local-`; enums and uuids become strings; `bytes`, `fixed` and `duration`
 become binary. Other logical types (`time-millis`) are ignored, so their values are plain numbers. A
 union with null is a nullable value; a union of several other types cannot be read.
+
+A registry answers with a text and the texts that it refers to. fastavro needs one complete text, so
+`inline_references` merges them.
 """
 
 import functools
@@ -21,6 +24,7 @@ from pyspark_timestream.errors import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.convert import can_cast
 from pyspark_timestream.kafka.decode.records import RequestedFields, Tree, merge, nest
 from pyspark_timestream.kafka.options.parsers import parse_path
+from pyspark_timestream.kafka.options.reading import RegisteredSchema
 
 Schema = Any
 """An Avro schema as fastavro returns it: a name, a list, or a dict; names are full."""
@@ -217,6 +221,117 @@ def _check_names(names: Mapping[str, Schema]) -> None:
             raise ValueError(f"{name} has a name that is not a text")
         if len(set(fields)) < len(fields):
             raise ValueError(f"{name} has two fields of the same name")
+
+
+_NAMED: Final = ("record", "error", "enum", "fixed")
+_PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+
+
+@functools.lru_cache(maxsize=1_000)
+def inline_references(schema: RegisteredSchema) -> str:
+    """Return an Avro schema's text with each referenced type defined where it is first used.
+
+    The text may name a type by its full name, at whatever depth a reference defines it, or by the
+    name that the registry has for the reference, which may differ from its type's name.
+
+    Raises:
+        ValueError: a text is not JSON.
+    """
+    if not schema.references:
+        return schema.text
+    definitions: dict[str, _Definition] = {}
+    texts = [(reference.name, json.loads(reference.text)) for reference in schema.references]
+    for _, text in texts:
+        _collect(text, "", definitions)
+    for name, text in texts:
+        definitions.setdefault(name, _Definition(text, ""))
+    return json.dumps(_inline(json.loads(schema.text), "", definitions, set()))
+
+
+class _Definition(NamedTuple):
+    """The definition of a type, and its enclosing namespace."""
+
+    schema: Any
+    space: str
+
+
+def _collect(schema: Any, space: str, definitions: dict[str, _Definition]) -> None:
+    """Add all types that `schema` defines, at any depth, to `definitions` by their full names."""
+    if isinstance(schema, list):
+        for member in schema:
+            _collect(member, space, definitions)
+    if not isinstance(schema, dict):
+        return
+    inner = space
+    if schema.get("type") in _NAMED:
+        name = _name_fully(schema, space)
+        definitions.setdefault(name, _Definition(schema, space))
+        inner = name.rpartition(".")[0]
+    fields = schema.get("fields")
+    for declared in fields if isinstance(fields, list) else ():
+        if isinstance(declared, dict):
+            _collect(declared.get("type"), inner, definitions)
+    for key in ("type", "items", "values"):
+        _collect(schema.get(key), inner, definitions)
+
+
+def _inline(
+    schema: Any, space: str, definitions: Mapping[str, _Definition], defined: set[str]
+) -> Any:
+    """Copy `schema` with definitions in the place of names that are not defined yet.
+
+    `space` is the enclosing namespace, empty for none; `defined` are the full names defined so far,
+    to which the function adds.
+    """
+    if isinstance(schema, str):
+        # As in Java, a name that the enclosing namespace lacks is looked up without one.
+        names = [_full_name(schema, space), schema]
+        known_name = next((name for name in names if name in defined), None)
+        if schema in _PRIMITIVES or known_name is not None:
+            return known_name or schema
+        name = next((name for name in names if name in definitions), None)
+        return schema if name is None else _inline(*definitions[name], definitions, defined)
+    if isinstance(schema, list):
+        return [_inline(member, space, definitions, defined) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") in _NAMED:
+        return _inline_named(schema, space, definitions, defined)
+    inner = {
+        key: _inline(schema[key], space, definitions, defined)
+        for key in ("type", "items", "values")
+        if key in schema
+    }
+    return {**schema, **inner}
+
+
+def _inline_named(
+    schema: dict[str, Any],
+    space: str,
+    definitions: Mapping[str, _Definition],
+    defined: set[str],
+) -> Any:
+    name = _name_fully(schema, space)
+    if name in defined:
+        return name
+    defined.add(name)
+    own_space, _, simple = name.rpartition(".")
+    copied = {**schema, "name": simple, "namespace": own_space}
+    if "fields" in schema:
+        copied["fields"] = [
+            {**field, "type": _inline(field.get("type"), own_space, definitions, defined)}
+            for field in schema["fields"]
+        ]
+    return copied
+
+
+def _name_fully(schema: Mapping[str, Any], space: str) -> str:
+    namespace = schema.get("namespace")
+    return _full_name(str(schema.get("name", "")), space if namespace is None else str(namespace))
+
+
+def _full_name(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
 
 
 def kind_of(schema: Schema) -> str:
