@@ -123,6 +123,15 @@ NOT_RUN = 9
 """Blocks that nothing runs. Raise it only where a reader's machine has what no test has."""
 
 
+@pytest.mark.parametrize("page", pages())
+def test_code_means_the_same_in_the_time_zone_of_any_session(page: str) -> None:
+    """Spark reads a text without a zone, and moves times by days, by the session's clock."""
+    code = "\n".join(block.text for block in blocks(page) if block.language in ("python", "sql"))
+    in_sql = r"'\d{4}-\d\d-\d\d(?:[ T][\d:.]+)?'"
+    assert re.findall(rf"(?:where|filter|expr|TIMESTAMP)\b.*{in_sql}", code, re.IGNORECASE) == []
+    assert re.findall(r"[-+] INTERVAL.*", code) == []
+
+
 def test_blocks_that_are_not_run_are_few_and_counted() -> None:
     every = [block for page in pages() for block in blocks(page) if block.language in PASTED]
     assert len([block for block in every if block.not_run]) == NOT_RUN

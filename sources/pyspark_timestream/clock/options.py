@@ -319,7 +319,7 @@ def load_descriptor(text: str) -> dict[str, Any]:
             parse_constant=_refuse_constant,
             object_pairs_hook=_refuse_duplicate_keys,
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _descriptor_error(f"it is not JSON ({error})", "correct the JSON") from error
     if not isinstance(value, dict):
         raise _descriptor_error(f"{_to_json(value)} is not a JSON object", "put it into braces")

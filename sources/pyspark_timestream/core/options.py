@@ -268,6 +268,9 @@ def _flatten(name: str) -> str:
 def _parse(spec: OptionSpec, value: str) -> Any:
     try:
         return spec.parser.parse(value)
+    except RecursionError:
+        problem = f"cannot read '{value[:100]}...' (it is nested too deeply)"
+        raise spec.error(problem) from None
     except ValueError as error:
         raise spec.error(f"cannot read '{value}' ({error})") from error
 

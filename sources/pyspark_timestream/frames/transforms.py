@@ -311,7 +311,9 @@ def alter_lifetime(
             the column `edge`.
         duration: the lifetime of an event, greater than zero: a text such as `5 minutes`, or a
             column of intervals of days to seconds over the columns of `df`, such as
-            `F.col("end_time") - F.col("start_time") + F.expr("INTERVAL 1 MINUTE")`.
+            `F.col("end_time") - F.col("start_time") + F.expr("INTERVAL 1 MINUTE")`. Spark
+            subtracts what the clock of the session's time zone shows: set that to UTC, or a
+            lifetime over a change of that clock is an hour off.
         by: moves starts and CTIs by this duration; may be negative.
         event_time: the column of starts.
         end_time: the column of ends, exclusive; added last if `df` has none. An end after the last

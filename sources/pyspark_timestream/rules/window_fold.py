@@ -11,6 +11,7 @@ import functools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final, Literal
 
 import numpy as np
@@ -499,7 +500,8 @@ def _is_safe(table: pa.Table, partial: Partial, data_type: pa.DataType) -> bool:
     bounds = pc.min_max(table[partial.column]).as_py()
     if bounds["min"] is None:
         return True
-    greatest = max(abs(bounds["min"]), abs(bounds["max"]))
+    # Python rounds the product of decimals, and even what `abs` returns, to 28 digits.
+    greatest = max(abs(Fraction(bounds["min"])), abs(Fraction(bounds["max"])))
     if pa.types.is_decimal(data_type):
         return bool(greatest * len(table) < 10 ** (data_type.precision - data_type.scale))
     return bool(greatest * len(table) < 2**63)

@@ -487,6 +487,14 @@ def test_a_json_schema_s_title_is_its_name():
     assert [tuple(row.values()) for row in rows] == [("Trip", 19), (None, 9)]
 
 
+@pytest.mark.parametrize("text", ["true", "[]", '{"title": 5}', '{"title": ' + "[" * 100_000])
+def test_a_json_schema_without_a_title_names_no_record(text):
+    """True is a schema too: every value is valid."""
+    SCHEMAS[20] = RegisteredSchema(20, "JSON", text)
+    rows = delivered(registered("json"), NAMES, framed(20, b"{}"))
+    assert [tuple(row.values()) for row in rows] == [(None, 20)]
+
+
 @pytest.mark.parametrize("name", ["value_schema_id", "value_schema_name"])
 def test_a_column_about_schemas_that_nothing_fills_is_refused(name):
     given = fixed({"valueFormat": "json"})

@@ -192,6 +192,17 @@ def test_no_partial_sum_leaves_its_type() -> None:
     assert [row[place] for row in folded] == [3 * 2**60]
 
 
+def test_no_partial_sum_of_decimals_leaves_its_type_by_the_last_of_its_digits() -> None:
+    """A third of 10^38, rounded up: Spark says of the sum that it is too large."""
+    fold = WindowFold("start_time", 10, (), (Partial("sum", "money"),), "")
+    rows = pa.schema([("start_time", INSTANT), ("cti", INSTANT), ("money", pa.decimal128(38, 0))])
+    third = Decimal("33333333333333333333333333333333333334")
+    row = {"start_time": 1, "cti": None, "money": third}
+    folded = list(fold_rows(fold, rows, [pa.RecordBatch.from_pylist([row] * 3, rows)]))
+    (place,) = fold.name_partials()
+    assert [value.as_py() for part in folded for value in part[place]] == [third] * 3
+
+
 def test_many_rows_of_few_keys_become_few_rows() -> None:
     row = {**dict.fromkeys(ROWS.names), "start_time": 1, "station": "a", "whole": 3}
     batches = [batch([row] * 1000)] * 300

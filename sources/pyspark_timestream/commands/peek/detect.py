@@ -207,7 +207,14 @@ def _type_of(value: Any, depth: int) -> pa.DataType:
         case float():
             return pa.float64()
         case dict() if depth < _MAX_DEPTH:
-            return pa.struct([(name, _type_of(inner, depth + 1)) for name, inner in value.items()])
+            # Arrow has no names with half of a character, which are not printable either.
+            return pa.struct(
+                [
+                    (name, _type_of(inner, depth + 1))
+                    for name, inner in value.items()
+                    if name.isprintable()
+                ]
+            )
         case list() if depth < _MAX_DEPTH:
             item = _NOTHING
             for element in value:

@@ -248,7 +248,7 @@ def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:
     columns = plan.columns["value"].fields.names
     names = {name.casefold() for name in columns}
     if names & {name.casefold() for name in METADATA}:
-        raw.setdefault("metadataPrefix", _METADATA_PREFIX)
+        raw.setdefault("metadataPrefix", _find_free(_METADATA_PREFIX, names))
     if names & {plan.options.corrupt_column.casefold() + suffix for suffix in DEAD_LETTER.values()}:
         # A sink of malformed values may have written this field under Spark's own name for them.
         raw.setdefault("columnNameOfCorruptRecord", _find_free(_CORRUPT_COLUMN, names))

@@ -214,8 +214,10 @@ def _read_json(
 
 def _find_title(schema: RegisteredSchema) -> str | None:
     """Return the title of a JSON Schema, which serves as the name of its records."""
-    with contextlib.suppress(ValueError):
-        title = json.loads(schema.text).get("title")
+    with contextlib.suppress(ValueError, RecursionError):
+        described = json.loads(schema.text)
+        # A schema may also be just true or false.
+        title = described.get("title") if isinstance(described, dict) else None
         return title if isinstance(title, str) else None
     return None
 

@@ -451,10 +451,13 @@ def _read_time(text: str, data_type: pa.DataType) -> _Value:
     if not re.fullmatch(form, text):
         why = " and a zone, which otherwise is the session's" if data_type == INSTANT else ""
         raise _Wrong(problem, f"write it with all digits{why}, such as '{example}'")
+    second, _, rest = text.partition(".")
+    zone = rest.lstrip("0123456789")
+    fraction = rest.removesuffix(zone)
     try:
-        us = parse_instant(text)
+        us = parse_instant(second + zone) + int(fraction.ljust(6, "0"))
     except ValueError:
-        step = "write a time that calendar and clock have, from year 1 to 9999-12-31T23:59:59Z"
+        step = "write a time that calendar and clock have, in the years 1 to 9999 of UTC"
         raise _Wrong(problem, step) from None
     return _Value(us // DAY_US if data_type == pa.date32() else us, data_type)
 
@@ -507,12 +510,19 @@ def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
     return _unify_decimals(*(_as_decimal(step, in_list) for step in (left, right)))
 
 
+_NUMBER: Final = re.compile("[+-]?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)")
+
+
 def _advise(left: _Step, right: _Step) -> str:
     for step, beside in ((left, right), (right, left)):
         if not isinstance(step, _Value):
             continue
         if step.type == pa.string() and _is_number(beside.type):
-            return f"write the number without quotes: {step.value}"
+            number = step.value.strip()
+            has_number = _NUMBER.fullmatch(number) is not None
+            return f"write {'the' if has_number else 'a'} number without quotes" + (
+                f": {number}" if has_number else ", or compare a column of strings"
+            )
         if (step.type, beside.type) == (pa.string(), pa.binary()):
             return f"write the bytes in hexadecimal digits: X'{step.value.encode().hex()}'"
         if beside.type in _TIME_FORMS:
@@ -531,7 +541,10 @@ def _refuse_rounding(left: _Step, right: _Step) -> None:
             raise _Wrong(
                 f"float is compared with {_name(beside.type)}, which Spark does in float or "
                 "double, as the session's settings say",
-                "declare the column a double",
+                # A float's own digits are fewer than those of the double that holds it here.
+                f"write the number as a double, {np.float32(step.value)!s}D"
+                if isinstance(step, _Value)
+                else "declare the column a double",
             )
 
 

@@ -52,6 +52,7 @@ from pyspark_timestream.kafka.options.parsers import (
     Frequency,
     ImportSource,
     TimeFrom,
+    make_object,
     parse_topic,
 )
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
@@ -140,18 +141,9 @@ def parse_json(content: bytes, subject: str) -> Any:
         OptionError: it is not JSON in UTF-8, or an object has a name twice.
     """
     try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_make_object)
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=make_object)
     except (ValueError, RecursionError) as error:
         raise _refusal(f"{subject} is not JSON ({_shorten(str(error))})") from None
-
-
-def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in entries:
-            raise ValueError(f"'{_shorten(name)}' is there twice")
-        entries[name] = value
-    return entries
 
 
 def read_topic_settings(

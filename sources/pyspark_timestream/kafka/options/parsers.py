@@ -367,7 +367,10 @@ def _parse_by_partition(value: str) -> dict[Partition, Any]:
     for topic, numbers in topics.items():
         if not isinstance(numbers, dict) or not all(map(_is_number, numbers)):
             raise ValueError(f"topic '{topic}' needs an object whose names are partition numbers")
-    return list_by_partition(topics)
+    leaves = list_by_partition(topics)
+    if len(leaves) < sum(map(len, topics.values())):
+        raise ValueError("a partition is there twice, its number with and without zeros before it")
+    return leaves
 
 
 def _is_number(text: str) -> bool:
@@ -375,10 +378,24 @@ def _is_number(text: str) -> bool:
 
 
 def _parse_json_object(value: str) -> dict[str, Any]:
-    parsed = json.loads(value)
+    parsed = json.loads(value, object_pairs_hook=make_object)
     if not isinstance(parsed, dict):
         raise ValueError("not a JSON object")
     return parsed
+
+
+def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of parsed JSON.
+
+    Raises:
+        ValueError: a name is there twice, of which one value would be lost in silence.
+    """
+    entries: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entries:
+            raise ValueError(f"'{name if len(name) <= 80 else name[:77] + '...'}' is there twice")
+        entries[name] = value
+    return entries
 
 
 def _format_by_partition(leaves: Mapping[Partition, int]) -> str:
@@ -456,7 +473,7 @@ class ImportSource:
 def _parse_import(value: str) -> ImportSource:
     if not value.lstrip().startswith("{"):
         return ImportSource(parse_topic(value.strip()))
-    entries = json.loads(value)
+    entries = _parse_json_object(value)
     unknown = sorted(set(entries) - set(_KEYS))
     if unknown:
         raise ValueError(f"unknown key '{unknown[0]}'; the keys are {', '.join(_KEYS)}")

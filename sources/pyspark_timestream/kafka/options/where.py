@@ -161,6 +161,8 @@ _TYPED: Final = {
     "TIMESTAMPLTZ": "timestamp",
     "TIMESTAMPNTZ": "timestamp_ntz",
 }
+_TYPES: Final = ("date", "timestamp", "timestamp_ltz", "timestamp_ntz")
+"""How Spark spells them; sqlglot knows the names of other dialects too."""
 
 
 def _parse_where(text: str) -> Where:
@@ -271,7 +273,10 @@ class _Order:
         elif name == "NOT" and self._before not in _BEFORE_NOT:
             raise ValueError(_NEEDS_PARENTHESES)
         elif name not in _PREFIXES or self._before == "DOT":
-            self._is_after_operand = name not in _TYPED or following != "STRING"
+            is_type = name in _TYPED and following == "STRING"
+            if is_type and text.lower() not in _TYPES:
+                raise ValueError(f"it has the type '{text}' before a text")
+            self._is_after_operand = not is_type
         return name
 
     def _take_operator(self, name: str, text: str, following: str) -> str:
@@ -505,6 +510,9 @@ def _type_number(text: str, suffix: str) -> Constant:
 def _check_decimal(value: Decimal, text: str) -> Constant:
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int)
+    if exponent > 0 and value.adjusted() < MAX_DIGITS:
+        # As in Spark, 1E5 is 100000.
+        value, exponent = Decimal(int(value)), 0
     digits = max(len(value.as_tuple().digits), -exponent)
     if exponent > 0 or digits > MAX_DIGITS:
         raise ValueError(f"{text} has more than {MAX_DIGITS} digits")

@@ -82,6 +82,22 @@ def test_the_options_read_the_schema_that_is_printed_with_them():
     assert projection.fields.names == ["timestamp", "a.b", "Offset"]
 
 
+def test_the_prefix_of_metadata_is_no_field_s_beginning():
+    found = look(as_json(timestamp=1, kafka_start_time=2, _kafka_n=3), keys=[b"a"])
+    projection = project(
+        read_kafka_options(found.options),
+        found.rows.drop(["(partition)", "(offset)"]).schema,
+    )
+    assert projection.fields.names == ["timestamp", "kafka_start_time", "_kafka_n"]
+    assert set(projection.metadata.values()) == {"key", "start_time"}
+
+
+def test_names_that_are_half_of_a_character_are_no_fields():
+    found = look(b'{"\\ud800": 1, "a": [{"\\udc00": 1, "b": 2}]}')
+    assert found.columns == ("a array<struct<b:bigint>>", "start_time timestamp")
+    assert found.rows.column("a").to_pylist() == [[{"b": 2}]]
+
+
 def test_an_option_that_the_user_gave_is_kept():
     values = [as_json(ts=BEGAN_MS, other="2023-11-14")] * 2
     assert look(*values).options["startTime"] == "field:ts"

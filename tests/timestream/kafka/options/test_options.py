@@ -484,6 +484,30 @@ def test_starting_offsets_must_be_words_or_offsets_by_partition(value):
     assert refusal(**GIVEN, startingOffsets=value).startswith("option 'startingOffsets': cannot")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("startingOffsets", '{"a": {"0": 5, "0": 9}}', "'0' is there twice"),
+        ("startingOffsets", '{"a": {"0": 5}, "a": {"1": 9}}', "'a' is there twice"),
+        ("startingOffsets", '{"a": {"0": 5, "00": 9}}', "a partition is there twice"),
+        ("endingOffsetsByTimestamp", '{"a": {"0": 5, "0": 9}}', "'0' is there twice"),
+        ("assign", '{"a": [0], "a": [1]}', "'a' is there twice"),
+        ("ctiImport", '{"topic": "b", "header": "x", "topic": "c"}', "'topic' is there twice"),
+    ],
+)
+def test_what_an_option_says_twice_is_refused_since_one_would_be_lost(name, value, problem):
+    other = {"assign": value} if name == "assign" else {**GIVEN, name: value}
+    assert refusal(**other).startswith(f"option '{name}': cannot read '{value}' ({problem}")
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsetsByTimestamp", "ctiImport"])
+def test_json_that_is_nested_too_deeply_is_refused_by_its_option(name):
+    said = refusal(**GIVEN, **{name: '{"a": ' * 100_000})
+    assert said.startswith(f"option '{name}': cannot read '{{\"a\": ")
+    assert "nested too deeply" in said
+    assert len(said) < 500
+
+
 @pytest.mark.parametrize("value", ["earliest", '{"a": {"0": -2}}', '{"a": {"0": -3}}', "[]"])
 def test_a_read_cannot_end_at_the_earliest_offset(value):
     assert refusal(**GIVEN, endingOffsets=value).startswith("option 'endingOffsets': cannot read")
