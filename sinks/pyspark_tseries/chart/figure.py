@@ -108,7 +108,7 @@ def number_axis(low: float, high: float, max_ticks: int, *, is_whole: bool = Fal
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     ticks = tuple(round(number * step, decimals) for number in range(lowest, highest + 1))
     labels = tuple(f"{tick + 0.0:,.{decimals}f}" for tick in ticks)
-    return NumberAxis(low, high, ticks, labels, exponent, base)
+    return NumberAxis(low=low, high=high, ticks=ticks, labels=labels, exponent=exponent, base=base)
 
 
 def _find_base(low: float, high: float, max_ticks: int) -> float:
@@ -457,23 +457,23 @@ def build_figure(table: pa.Table, shape: Shape, request: ChartRequest) -> Figure
         notes.append(
             f"{format_count(len(not_drawn), 'more column')}, not drawn: {_list(not_drawn)}"
         )
-    rows, names = _Rows.of(table, shape, request, notes)
+    rows = _Rows.of(table, shape, request, notes)
     if shape.left_out:
         notes.append(f"{format_count(shape.left_out, 'more event')} beyond the query's limit")
     title = request.title
     if title is None:
-        title = names[0] if len(names) == 1 else ""
+        title = rows.names[0] if len(rows.names) == 1 else ""
     panels: tuple[Panel, ...] = ()
     if len(rows.us):
         panels = tuple(_build_panel(rows, column, shape, request, notes) for column in columns)
     return Figure(
-        escape_controls(title),
-        names,
-        panels,
-        rows.low,
-        rows.high,
-        choose_zone(rows.low, rows.high, request.zone),
-        tuple(map(escape_controls, notes)),
+        title=escape_controls(title),
+        series=rows.names,
+        panels=panels,
+        low=rows.low,
+        high=rows.high,
+        zone=choose_zone(rows.low, rows.high, request.zone),
+        notes=tuple(map(escape_controls, notes)),
     )
 
 
@@ -553,9 +553,7 @@ class _Rows:
     high: int
 
     @staticmethod
-    def of(
-        table: pa.Table, shape: Shape, request: ChartRequest, notes: list[str]
-    ) -> "tuple[_Rows, tuple[str, ...]]":
+    def of(table: pa.Table, shape: Shape, request: ChartRequest, notes: list[str]) -> "_Rows":
         names, codes = _encode_groups(table, shape.group)
         if len(names) > request.most_series:
             notes.append(
@@ -582,9 +580,18 @@ class _Rows:
         low, high = (
             (int(us.min()), int((us if ends is None else ends).max())) if len(us) else (0, 0)
         )
-        edited = _find_edited(table)
-        rows = _Rows(table, names, bounds, us, ends, edited, current, originals, low, high)
-        return rows, names
+        return _Rows(
+            table=table,
+            names=names,
+            bounds=bounds,
+            us=us,
+            ends=ends,
+            is_edited=_find_edited(table),
+            current=current,
+            originals=originals,
+            low=low,
+            high=high,
+        )
 
     def by_series(self) -> Iterator[tuple[int, str, slice]]:
         """Yield the position, the name and the rows of each series."""
@@ -726,16 +733,16 @@ def _lines(
         old = all_rows[~is_now]
         old = old[np.isfinite(values[old]) & np.isfinite(values[rows.current[old]])]
         yield Line(
-            name,
-            position,
-            rows.us[drawn_rows],
-            values[drawn_rows],
-            None if rows.ends is None else rows.ends[drawn_rows],
-            is_first[keep],
-            _mark(rows, values, points[rows.is_edited[points]], request.pixels),
-            _mark(rows, values, old, request.pixels),
-            None if edges is None else _band(rows, current_rows, *edges, request.pixels),
-            float(values[points[-1]]) if len(points) else None,
+            name=name,
+            position=position,
+            us=rows.us[drawn_rows],
+            values=values[drawn_rows],
+            ends=None if rows.ends is None else rows.ends[drawn_rows],
+            is_first=is_first[keep],
+            edited=_mark(rows, values, points[rows.is_edited[points]], request.pixels),
+            overridden=_mark(rows, values, old, request.pixels),
+            band=None if edges is None else _band(rows, current_rows, *edges, request.pixels),
+            last=float(values[points[-1]]) if len(points) else None,
         )
 
 

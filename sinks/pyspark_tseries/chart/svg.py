@@ -196,7 +196,17 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
     own_notes = [f"times in {figure.zone or 'UTC'}"] if figure.panels else []
     own_notes += [note for panel in figure.panels for note in _note_grey(panel)]
     notes = _wrap([*own_notes, *figure.notes], width - 2 * _EDGE)
-    return _Layout(figure, width, heights, tuple(axes), left_edge, right_edge, top, times, notes)
+    return _Layout(
+        figure=figure,
+        width=width,
+        heights=heights,
+        axes=tuple(axes),
+        left=left_edge,
+        right=right_edge,
+        top=top,
+        times=times,
+        notes=notes,
+    )
 
 
 def _needs_label(figure: Figure) -> bool:

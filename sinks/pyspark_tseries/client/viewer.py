@@ -93,12 +93,14 @@ class PageRequest(NamedTuple):
         fields = {name: texts[-1] for name, texts in _parse(query).items()}
         last_count = fields.get("last", "")
         return PageRequest(
-            fields.get("q", "")[:MAX_NAME],
-            _parse_number(fields.get("from")) or 0,
-            fields.get("series"),
-            last_count if last_count == ALL or last_count in map(str, COUNTS) else str(COUNTS[1]),
-            fields.get("column", ""),
-            _parse_number(fields.get("event")),
+            search=fields.get("q", "")[:MAX_NAME],
+            start=_parse_number(fields.get("from")) or 0,
+            series=fields.get("series"),
+            last=last_count
+            if last_count == ALL or last_count in map(str, COUNTS)
+            else str(COUNTS[1]),
+            column=fields.get("column", ""),
+            event=_parse_number(fields.get("event")),
         )
 
     def link(self, **changes: Any) -> str:
@@ -337,14 +339,14 @@ class StoreViewer:
             except InvalidQuery as error:
                 why = str(error)
         return SeriesView(
-            row,
-            chart,
-            why,
-            columns,
-            tuple(edits),
-            more,
-            events,
-            bucket_us,
+            known=row,
+            chart=chart,
+            why=why,
+            columns=columns,
+            edits=tuple(edits),
+            more_edits=more,
+            events=events,
+            bucket_us=bucket_us,
         )
 
     def versions(self, view: View, request: PageRequest) -> pa.Table:

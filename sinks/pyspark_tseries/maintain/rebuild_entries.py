@@ -369,7 +369,14 @@ def _find_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, Fi
                 size = int(removed_file.get("size") or 0)
                 files[path] = (
                     int(path_fields["head"], 16),
-                    FileAction(path, size, path_fields["kind"], 0, True, "{}"),
+                    FileAction(
+                        path=path,
+                        size=size,
+                        kind=path_fields["kind"],
+                        time_ms=0,
+                        changes_rows=True,
+                        statistics="{}",
+                    ),
                 )
     for file in list_event_files(log.location):
         path_fields = _OWN_FILE.fullmatch(file.path)
@@ -378,7 +385,14 @@ def _find_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, Fi
             rows = pq.read_table(file.full, columns=columns, partitioning=None)
             size, time_ms = log.location.size(file.full), file.modified_ns // 1_000_000
             stats = compute_stats(rows).to_json()
-            action = FileAction(file.path, size, path_fields["kind"], time_ms, True, stats)
+            action = FileAction(
+                path=file.path,
+                size=size,
+                kind=path_fields["kind"],
+                time_ms=time_ms,
+                changes_rows=True,
+                statistics=stats,
+            )
             files[file.path] = int(path_fields["head"], 16), action
     return list(files.values())
 

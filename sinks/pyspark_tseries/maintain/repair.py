@@ -325,7 +325,14 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
         entry = Finding("log entry", f"log entry '{path}': {reach.reason}", path=path)
         if not give_up and any(_is_whole(location, v) for v in range(last + 2, newest + 1)):
             problem = f"{entry.problem}, and commits after it are whole and were synced"
-            return Rewind(last, newest, (), (), (), replace(entry, problem=problem))
+            return Rewind(
+                last=last,
+                newest=newest,
+                torn=(),
+                checkpoints=(),
+                left=(),
+                refused=replace(entry, problem=problem),
+            )
         findings.append(entry)
     unsynced: dict[str, Finding] = {}
     # Each step back changes which files the store has, so check them again until none is torn.
@@ -517,7 +524,14 @@ def revert_changes(store: Store, revert: Revert, copies: Sequence[tuple[str, str
         for path, size in revert.removed
     ]
     actions += [
-        FileAction(file.path, file.size, file.kind, now_ms, True, _format_statistics(file))
+        FileAction(
+            path=file.path,
+            size=file.size,
+            kind=file.kind,
+            time_ms=now_ms,
+            changes_rows=True,
+            statistics=_format_statistics(file),
+        )
         for file in revert.again
     ]
     with store.commit_lock() as log:

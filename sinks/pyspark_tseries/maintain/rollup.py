@@ -461,7 +461,14 @@ class _RollupRun:
         array = pa.array(names, pa.string())
         codes = pc.index_in(folded["series"], array).to_numpy().astype(np.int64)
         starts = to_int64(folded["timestamp"])
-        return _DueRows(array, ends[:, 0], ends[:, 1], folded, codes, starts)
+        return _DueRows(
+            names=array,
+            lows=ends[:, 0],
+            highs=ends[:, 1],
+            changes=folded,
+            codes=codes,
+            starts=starts,
+        )
 
     def _next_starts(self, names: Sequence[str]) -> Int64Array:
         """Return where the next bucket of each series begins; NEVER_US if the rollup has none."""

@@ -335,16 +335,16 @@ def _sort_events(events: pa.Table) -> _SortedEvents:
     table, codes = events.take(pa.array(order)).combine_chunks(), codes[order]
     edited = to_int64(table["original_sequence"].fill_null(NO_ORIGINAL))
     return _SortedEvents(
-        names.to_pylist(),
-        codes,
-        to_int64(table["sequence"]),
-        to_int64(table["timestamp"]),
-        edited,
-        to_int64(table["commit"]),
-        to_int64(table["commit_time"]),
-        np.diff(codes, prepend=-1) == 0,
-        (edited == NO_ORIGINAL) & table["erasure"].is_null().to_numpy(),
-        table,
+        names=names.to_pylist(),
+        codes=codes,
+        sequence=to_int64(table["sequence"]),
+        us=to_int64(table["timestamp"]),
+        edited=edited,
+        commit=to_int64(table["commit"]),
+        commit_us=to_int64(table["commit_time"]),
+        same=np.diff(codes, prepend=-1) == 0,
+        timed=(edited == NO_ORIGINAL) & table["erasure"].is_null().to_numpy(),
+        table=table,
     )
 
 

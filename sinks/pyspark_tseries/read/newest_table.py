@@ -399,15 +399,15 @@ class _Question:
         snapshot, now = self.snapshot, self.snapshot.metadata
         assert snapshot.head_id is not None
         return NewestTable(
-            snapshot.head_id,
-            now.commit,
-            now.erasure,
-            snapshot.values,
-            columns,
-            count,
-            names,
-            seen_sequences,
-            rows,
+            head_id=snapshot.head_id,
+            commit=now.commit,
+            erasure=now.erasure,
+            values=snapshot.values,
+            columns=columns,
+            count=count,
+            names=names,
+            seen_sequences=seen_sequences,
+            rows=rows,
         )
 
     def _select_visible(

@@ -276,16 +276,16 @@ class Subscription:
         samples = sample_series(snapshot.index(), rows, choice.names)
         return [
             Delivery(
-                snapshot.location,
-                tuple(file for file in data if key_range.overlaps(file.first, file.last)),
-                tuple(snapshot.values),
-                key_range,
-                start,
-                end,
-                self._initial,
-                None if _began_without_floors(start, snapshot) else snapshot.head_id,
-                parse_range(start.retained),
-                choice,
+                location=snapshot.location,
+                files=tuple(file for file in data if key_range.overlaps(file.first, file.last)),
+                values=tuple(snapshot.values),
+                key_range=key_range,
+                start=start,
+                end=end,
+                initial=self._initial,
+                head_id=None if _began_without_floors(start, snapshot) else snapshot.head_id,
+                retained=parse_range(start.retained),
+                choice=choice,
             )
             for key_range in split_keys(samples, MAX_ROWS_PER_TASK, whole_series=True)
         ]

@@ -276,7 +276,14 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
         "subscriptionRange", options.subscription_range, settings.subscription, store.root
     )
     freeze_objects()
-    return WriteTarget(store.location, plan, options, author, principal, _optimistic_number(store))
+    return WriteTarget(
+        location=store.location,
+        plan=plan,
+        options=options,
+        author=author,
+        principal=principal,
+        optimistic=_optimistic_number(store),
+    )
 
 
 def _merge_columns(store: Store, incoming: list[pa.Field]) -> None:

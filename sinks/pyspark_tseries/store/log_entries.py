@@ -72,7 +72,14 @@ def add_files(
 ) -> list[FileAction]:
     """Return the actions that add new files."""
     return [
-        FileAction(file.path, file.size, file.kind, now_ms, changes_rows, file.stats.to_json())
+        FileAction(
+            path=file.path,
+            size=file.size,
+            kind=file.kind,
+            time_ms=now_ms,
+            changes_rows=changes_rows,
+            statistics=file.stats.to_json(),
+        )
         for file in files
     ]
 
@@ -320,16 +327,16 @@ def parse_entry(version: int, data: bytes) -> Entry:
         for name in ("add", "remove")
     )
     return Entry(
-        version,
-        own_info,
-        str(info.get("operation", "")),
-        str(info.get("engineInfo", "")),
-        transactions,
-        added,
-        removed,
-        any(action["dataChange"] for action in (*added.values(), *removed.values())),
-        any("metaData" in line or "protocol" in line for line in lines),
-        any("protocol" in line for line in lines),
+        version=version,
+        own=own_info,
+        operation=str(info.get("operation", "")),
+        engine=str(info.get("engineInfo", "")),
+        transactions=transactions,
+        added=added,
+        removed=removed,
+        changes_rows=any(action["dataChange"] for action in (*added.values(), *removed.values())),
+        changes_table=any("metaData" in line or "protocol" in line for line in lines),
+        changes_protocol=any("protocol" in line for line in lines),
     )
 
 

@@ -350,13 +350,13 @@ class Store:
     def _take_snapshot(self) -> Snapshot:
         head_id = self.head_id()
         snapshot = Snapshot(
-            self.location,
-            self.data_files(),
-            head_id,
-            self.metadata(),
-            self.settings,
-            self.values,
-            self.horizon(),
+            location=self.location,
+            files=self.data_files(),
+            head_id=head_id,
+            metadata=self.metadata(),
+            settings=self.settings,
+            values=self.values,
+            horizon=self.horizon(),
             heads=self._last,
         )
         if head_id == self._last.head_id:
@@ -549,14 +549,14 @@ class Store:
         head_id, index = self.head_id(), self.index()
         with heartbeat(self.location) if batch.is_slow else contextlib.nullcontext():
             context = CommitContext(
-                self.location,
-                head_id,
-                index,
-                self.read_clock(clock),
-                self.new_id(),
-                self.settings,
-                snapshot,
-                self._widened_values(),
+                location=self.location,
+                head_id=head_id,
+                index=index,
+                now_us=self.read_clock(clock),
+                new_id=self.new_id(),
+                settings=self.settings,
+                snapshot=snapshot,
+                values=self._widened_values(),
             )
             attempt = batch.prepare(context)
             attempts.append(attempt)

@@ -247,7 +247,9 @@ def find_originals(
     us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
     author = joined["author"].combine_chunks().cast(pa.string())
     erased = joined[ERASURE_FIELD.name].is_valid().to_numpy()
-    return EditTargets(names, codes, sequences, us, author, erased)
+    return EditTargets(
+        names=names, codes=codes, sequence=sequences, us=us, author=author, erased=erased
+    )
 
 
 _DIGEST_PREFIX: Final = "tseries:rows:"

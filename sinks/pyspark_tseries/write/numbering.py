@@ -383,7 +383,15 @@ def _assign_sequences(
         "edits": before["edits"],
     }
     change = make_change(names, after)
-    return NumberedRows(order, names, codes, sequence, us, change, counts)
+    return NumberedRows(
+        order=order,
+        names=names,
+        codes=codes,
+        sequence=sequence,
+        timestamp_us=us,
+        change=change,
+        counts=counts,
+    )
 
 
 def _find_first(before: dict[str, Int64Array], us: Int64Array, starts: Int64Array) -> Int64Array:

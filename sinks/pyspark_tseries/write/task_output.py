@@ -503,7 +503,15 @@ class _LargeTask:
         edits = self._stage(self.edits, self.schema) if self.edits else None
         staged = self._stage(series.to_batches(), series.schema)
         return TaskOutput(
-            self.rows, self.size, None, chunks, file, edits, staged, optimistic, edits is not None
+            rows=self.rows,
+            size=self.size,
+            inline=None,
+            chunks=chunks,
+            file=file,
+            edits=edits,
+            series=staged,
+            optimistic=optimistic,
+            has_edits=edits is not None,
         )
 
     def _stage(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> StagedRows:

@@ -578,7 +578,13 @@ class TimeOptions:
         """
         skips = self.overflow == "skip"
         clock = Clock(
-            zero_us, started_us, self.delay, self.period, self.rate, self.max_count, skips
+            zero_us=zero_us,
+            started_us=started_us,
+            delay=self.delay,
+            period=self.period,
+            rate=self.rate,
+            max_count=self.max_count,
+            skips=skips,
         )
         if not fits_calendar(clock):
             raise _option_error(

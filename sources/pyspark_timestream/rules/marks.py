@@ -273,13 +273,13 @@ def _list_changes(
     seen_us = np.concatenate([np.array(live_seen_us, np.int64), marked_seen_us, never])
     order = sort_by_writer(keys, codes)
     return _Changes(
-        keys[order],
-        codes[order],
-        us[order],
-        seen_us[order],
-        is_mark[order],
-        codes[order] != unnamed,
-        list(numbers),
+        keys=keys[order],
+        codes=codes[order],
+        us=us[order],
+        seen_us=seen_us[order],
+        is_mark=is_mark[order],
+        has_name=codes[order] != unnamed,
+        names=list(numbers),
     )
 
 

@@ -322,13 +322,13 @@ def _follow_records(
     """Find the CTIs that the marks and the counted events of a block bring."""
     if events.writers is None and not len(marks.rows) and not rules.follows_writers:
         effects = MarkEffects(
-            clock.writers,
-            clock.noted_us,
-            clock.record_us,
-            clock.first_us,
-            clock.begun,
-            _NO_PROPOSALS,
-            _NO_INSTANTS,
+            writers=clock.writers,
+            noted_us=clock.noted_us,
+            record_us=clock.record_us,
+            first_us=clock.first_us,
+            begun=clock.begun,
+            proposals=_NO_PROPOSALS,
+            unreadable=_NO_INSTANTS,
             window=None,
         )
     elif events.writers is None:

@@ -473,9 +473,15 @@ def _describe(
     has_both = is_read & record_times[1]
     lags = (record_times[0] - us)[has_both].tolist()
     return Candidate(
-        source, kind, unit, int(np.count_nonzero(is_read)), int(us[is_read].min()),
-        int(us[is_read].max()), min(lags, default=None), max(lags, default=None),
-    )  # fmt: skip
+        source=source,
+        kind=kind,
+        unit=unit,
+        readable=int(np.count_nonzero(is_read)),
+        first_us=int(us[is_read].min()),
+        last_us=int(us[is_read].max()),
+        least_lag_us=min(lags, default=None),
+        most_lag_us=max(lags, default=None),
+    )
 
 
 def _rank_name(source: str) -> int:
@@ -644,9 +650,17 @@ def _detect_by_registry(
             f"is not {schema_type}: the source fails there"
         )
     return Detection(
-        side, framing, schema_type.lower(), present, fitting, _list_distinct_ids(writers),
-        schemas[row], message, unusable, notes=tuple(notes),
-    )  # fmt: skip
+        side=side,
+        framing=framing,
+        format=schema_type.lower(),
+        present=present,
+        fitting=fitting,
+        schema_ids=_list_distinct_ids(writers),
+        writer=schemas[row],
+        message=message,
+        unusable=unusable,
+        notes=tuple(notes),
+    )
 
 
 def _detect_by_form(
@@ -662,9 +676,24 @@ def _detect_by_form(
     if 2 * objects > present:
         # The header means nothing without a registry, and the payload is plain JSON.
         json_framing = "none" if framing == "header" else framing
-        return Detection(side, json_framing, "json", present, objects, _list_distinct_ids(writers))
+        return Detection(
+            side=side,
+            framing=json_framing,
+            format="json",
+            present=present,
+            fitting=objects,
+            schema_ids=_list_distinct_ids(writers),
+        )
     schema_ids = _list_distinct_ids(writers)
-    return Detection(side, framing, "binary", present, plausible, schema_ids, needs_registry=True)
+    return Detection(
+        side=side,
+        framing=framing,
+        format="binary",
+        present=present,
+        fitting=plausible,
+        schema_ids=schema_ids,
+        needs_registry=True,
+    )
 
 
 def _split(payloads: Payloads, framing: str, *, indexed: bool = False) -> FramedBlock:

@@ -233,13 +233,13 @@ class _StreamLog:
             if partition in ends
         }
         return StreamView(
-            explanation,
-            tuple(self.curve),
-            counts,
-            tuple(reversed(self.cases)),
-            tuple(sorted(last_batch.offset.missing)),
-            waiting,
-            last_batch.offset.final or (last_batch.offset.cti_us or 0) >= FINAL_US,
+            explanation=explanation,
+            curve=tuple(self.curve),
+            counts=counts,
+            cases=tuple(reversed(self.cases)),
+            missing=tuple(sorted(last_batch.offset.missing)),
+            waiting=waiting,
+            is_final=last_batch.offset.final or (last_batch.offset.cti_us or 0) >= FINAL_US,
         )
 
 
@@ -265,11 +265,19 @@ def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
             continue
         old, new = offset.clock.counters(), now.clock.counters()
         cases += [
-            Case(name, new[name] - old[name], partition, offset.start_inclusive,
-                 offset.end_exclusive, before.offset.number, offset.clock, before.settings)
+            Case(
+                counter=name,
+                counted=new[name] - old[name],
+                partition=partition,
+                start=offset.start_inclusive,
+                end=offset.end_exclusive,
+                batch=before.offset.number,
+                clock=offset.clock,
+                settings=before.settings,
+            )
             for name in SHOWS_CASES
             if new[name] > old[name]
-        ]  # fmt: skip
+        ]
     return cases
 
 
@@ -374,16 +382,16 @@ class QueryLog:
             notes = (*notes, self.state.note)
         changed_us = max(times, default=None)
         return QueryView(
-            self.name,
-            status,
-            detail,
-            changed_us,
-            streams,
-            triggers,
-            tuple(notes),
-            self.state.operators,
-            self.links,
-            self.state.batch,
+            name=self.name,
+            status=status,
+            detail=detail,
+            changed_us=changed_us,
+            streams=streams,
+            triggers=triggers,
+            notes=tuple(notes),
+            state=self.state.operators,
+            links=self.links,
+            state_batch=self.state.batch,
         )
 
     def _find_status(

@@ -161,7 +161,12 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
     _check_paths(strip_key_prefix(options, pa.schema(key_fields)))
     condition = _find_condition(options, schema, metadata)
     return Projection(
-        schema, metadata, pa.schema(fields), pa.schema(key_fields), dead_letter, condition
+        schema=schema,
+        metadata=metadata,
+        fields=pa.schema(fields),
+        key_fields=pa.schema(key_fields),
+        dead_letter=dead_letter,
+        condition=condition,
     )
 
 

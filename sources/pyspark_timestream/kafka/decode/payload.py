@@ -196,7 +196,14 @@ def _read_events(
     valueless = _find_valueless(options, block)
     if options.end_time is None:
         events = Events(start_us, start_known, valueless=valueless)
-        return Payload(events, start_known, None, None, values, keys)
+        return Payload(
+            events=events,
+            start_known=start_known,
+            end_known=None,
+            edges=None,
+            values=values,
+            keys=keys,
+        )
     end_us, end_known = _read_times(options.end_time, options, block, values)
     edges, is_end, readable = None, None, start_known & end_known
     if options.edge is not None:
@@ -204,7 +211,14 @@ def _read_events(
         is_start, is_end = (to_mask(pc.equal(edges, word)) for word in ("start", "end"))
         readable = start_known & (is_start | (is_end & end_known))
     events = Events(start_us, readable, end_us, is_end, valueless=valueless)
-    return Payload(events, start_known, end_known, edges, values, keys)
+    return Payload(
+        events=events,
+        start_known=start_known,
+        end_known=end_known,
+        edges=edges,
+        values=values,
+        keys=keys,
+    )
 
 
 def _find_valueless(options: KafkaOptions, block: RecordBlock) -> Mask | None:

@@ -348,7 +348,12 @@ def update_warnings(
             description = description or detail(diagnosis)
         scoped = dataclasses.replace(diagnosis, detail="").full_text
         after[kind] = GivenWarning(
-            kind, diagnosis.cause, scoped, description, diagnosis.advice, level
+            kind=kind,
+            cause=diagnosis.cause,
+            text=scoped,
+            detail=description,
+            advice=diagnosis.advice,
+            level=level,
         )
     return tuple(after[kind] for kind in Kind if kind in after)
 

@@ -154,12 +154,12 @@ class ReaderSchema:
     def from_json(cls, value: Mapping[str, Any]) -> "ReaderSchema":
         """Read the result of `to_json`; the text stays empty until it is fetched."""
         return cls(
-            "",
-            value["fingerprint"],
-            value.get("message", ""),
-            value.get("id"),
-            value.get("subject"),
-            value.get("version"),
+            text="",
+            fingerprint=value["fingerprint"],
+            message=value.get("message", ""),
+            schema_id=value.get("id"),
+            subject=value.get("subject"),
+            version=value.get("version"),
             newer=cls.from_json(value["newer"]) if "newer" in value else None,
         )
 
@@ -647,13 +647,13 @@ class PayloadOptions(ReadingOptions):
         """Return how the values are read."""
         return self._complete(
             _SideOptions(
-                "value",
-                self.value_format,
-                self.value_framing,
-                self.value_schema,
-                self.reader_schema,
-                self.value_message,
-                self.value_subject,
+                side="value",
+                format=self.value_format,
+                framing=self.value_framing,
+                schema=self.value_schema,
+                reader_schema=self.reader_schema,
+                message=self.value_message,
+                subject=self.value_subject,
             )
         )
 
@@ -662,13 +662,13 @@ class PayloadOptions(ReadingOptions):
         """Return how the keys are read."""
         return self._complete(
             _SideOptions(
-                "key",
-                self.key_format,
-                self.key_framing,
-                self.key_schema,
-                self.key_reader_schema,
-                self.key_message,
-                self.key_subject,
+                side="key",
+                format=self.key_format,
+                framing=self.key_framing,
+                schema=self.key_schema,
+                reader_schema=self.key_reader_schema,
+                message=self.key_message,
+                subject=self.key_subject,
             )
         )
 

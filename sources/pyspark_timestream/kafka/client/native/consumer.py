@@ -167,7 +167,18 @@ def adopt_block(native_reader: NativeReader, block: Block, needs: ColumnSet) -> 
     keys = _build_values(take, block.keys) if needs.keys else None
     values = _build_values(take, block.values) if needs.values else None
     headers = _build_headers(take, block) if needs.headers else None
-    return RecordBlock(offsets, stamps, types, keys, values, headers) if rows else None
+    return (
+        RecordBlock(
+            offsets=offsets,
+            timestamps_ms=stamps,
+            timestamp_types=types,
+            keys=keys,
+            values=values,
+            headers=headers,
+        )
+        if rows
+        else None
+    )
 
 
 def _adopt_buffer(native_reader: NativeReader, buffer: _Buffer) -> pa.Buffer:
