@@ -116,7 +116,9 @@ def _convert_timestamps(messages: pa.Array) -> Converted:
 def _convert_durations(messages: pa.Array) -> Converted:
     """Read messages of seconds and nanos, rounded down to the microsecond."""
     seconds, nanos = _read_integers(messages, 2)
-    legal = (np.abs(nanos) < _NANOS) & (np.abs(seconds) <= _MAX_DURATION_S)
+    # Two comparisons each: the least integer has no absolute value.
+    legal = (seconds >= -_MAX_DURATION_S) & (seconds <= _MAX_DURATION_S)
+    legal &= (nanos > -_NANOS) & (nanos < _NANOS)
     legal &= np.sign(seconds) * np.sign(nanos) >= 0
     us = _to_microseconds(seconds, nanos, legal)
     return _keep_legal(us, pa.duration("us"), messages, legal)
