@@ -152,6 +152,7 @@ def some_store(path, seed):
         chance.choices(steps, [6, 20, 4, 4, 1, 1, 0.1])[0]()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(in_ci(3, 6)))
 def test_the_readers_agree_with_the_package_on_random_stores(tmp_path, readers, seed):
     some_store(tmp_path / "s", seed)

@@ -80,6 +80,7 @@ def every_row() -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_reader_gives_the_rows_of_the_oracle(
     kind: Kind, place: Path, every_row: list[dict[str, Any]]

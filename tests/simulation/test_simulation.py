@@ -29,6 +29,7 @@ def test_seeds_of_this_commit_deliver_what_the_oracle_says(shard: int) -> None:
     assert report.faults or report.seeds == 1
 
 
+@pytest.mark.thorough
 def test_a_seed_decides_everything() -> None:
     seeds = (1, 3, 4, 5)
     runs, others = ([make_world(seed).run_quietly() for seed in seeds] for _ in range(2))
@@ -40,6 +41,7 @@ def test_a_seed_decides_everything() -> None:
     assert first.checkpoint.offsets == again.checkpoint.offsets
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", KEPT)
 def test_a_seed_that_failed_once_is_kept(seed: int) -> None:
     make_world(seed).run()
@@ -51,6 +53,7 @@ def test_faults_end_after_the_steps_that_are_given() -> None:
     assert not [name for name in world.chance.hits if name.startswith("kill at")]
 
 
+@pytest.mark.thorough
 def test_a_finding_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "compare", lambda world: 1 / 0)
     report = run_seeds([4], 60, lambda line: None)

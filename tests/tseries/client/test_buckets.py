@@ -85,6 +85,7 @@ def check(store, group, width, zone, view="all"):
         assert all(is_close(one, other) for one, other in pairs), (name, pairs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("erases", [False, True])
 @settings(max_examples=25)
 @given(st.data())

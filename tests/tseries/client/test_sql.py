@@ -611,6 +611,7 @@ def test_columns_and_row_groups_that_a_statement_does_not_need_are_not_read(tmp_
             client.sql(wrong).fetchall()
 
 
+@pytest.mark.thorough
 def test_threads_ask_at_the_same_time_while_others_append(tmp_path):
     client, wrong = filled(tmp_path / "s", "limit 20"), []
 
@@ -644,6 +645,7 @@ else:
 """
 
 
+@pytest.mark.thorough
 def test_a_forked_process_asks_as_well(tmp_path):
     filled(tmp_path / "s")
     command = [sys.executable, "-W", "ignore", "-c", FORKS, str(tmp_path / "s")]
@@ -651,6 +653,7 @@ def test_a_forked_process_asks_as_well(tmp_path):
     assert said == ["(13,)"] * 3 + ["0", ""]
 
 
+@pytest.mark.thorough
 def test_what_is_known_of_many_stores_and_files_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(sql, "_MAX_FILES", 5)
     monkeypatch.setattr(sql, "_MAX_STORES", 2)

@@ -54,6 +54,7 @@ QUERIES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("part_bytes", "chosen"), [(1, {}), (3000, {"series": ["b", "x"]})])
 def test_a_stream_has_the_rows_of_the_whole_result(store, monkeypatch, part_bytes, chosen):
     monkeypatch.setattr(scan, "PART_BYTES", part_bytes)
@@ -119,6 +120,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.thorough
 def test_buckets_of_one_large_series_need_a_part_of_its_memory(tmp_path):
     rows, named = 300_000, [f"c{n}" for n in range(16)]
     values = {"room": pa.string(), **dict.fromkeys(named, pa.float64())}

@@ -315,6 +315,7 @@ class Model:
         return max((e[1] for e in self.events[name] if e[2] < 0), default=0)
 
 
+@pytest.mark.thorough
 @settings(max_examples=80)
 @given(STEPS, st.lists(QUERIES, min_size=1, max_size=5), st.sampled_from([2, 4, 99]))
 def test_random_programs_answer_as_the_model_does(tmp_path_factory, steps, queries, limit):

@@ -172,6 +172,7 @@ def test_maintenance_without_file_locks_runs_once_per_process(store, patient, mo
     again.join()
 
 
+@pytest.mark.thorough
 def test_maintenance_continues_while_commits_go_on(store):
     fill(store, COMMITS_PER_MAINTENANCE)
     files, rounds = [], [2 * COMMITS_PER_MAINTENANCE, COMMITS_PER_MAINTENANCE - 3]

@@ -78,6 +78,7 @@ def test_backup_of_a_store_without_commits_is_one(tmp_path):
     fill(Store.open(str(tmp_path / "b")), 1)
 
 
+@pytest.mark.thorough
 def test_backup_while_writers_go_on_is_a_whole_commit(tmp_path, store):
     stop = threading.Event()
 

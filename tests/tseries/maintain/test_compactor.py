@@ -378,6 +378,7 @@ def test_a_range_keeps_no_rows_of_earlier_ranges_in_memory(tmp_path, monkeypatch
     assert max(taken - 3 * size for taken, size in seen) < 1_000_000 + held_bytes
 
 
+@pytest.mark.thorough
 def test_ranges_have_their_size_though_all_commits_have_the_same_series(tmp_path, monkeypatch):
     series = TimeSeries.create(
         tmp_path / "s", {"value": pa.float64()}, "unlimited", "me", auto_compact=False

@@ -207,6 +207,7 @@ def copy_of(sound, path):
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["words", "cut", "delete"])
 @pytest.mark.usefixtures("no_checkpoints")
 def test_a_damaged_entry_before_whole_ones_is_made_again_without_give_up(

@@ -566,6 +566,7 @@ def test_an_edit_prepared_before_the_act_is_refused_after_it(series, path):
     assert verify(str(path)) == []
 
 
+@pytest.mark.thorough
 def test_acts_appends_and_compactions_at_the_same_time_lose_nothing(path):
     new(path).append("a", "first", at(0))
     errors = []

@@ -194,6 +194,7 @@ def series(path):
 # -- what stays ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_answer_is_the_same_in_the_new_types(series, path):
     before = everything(path)
     commits = series._store.snapshot().metadata.commit
@@ -438,6 +439,7 @@ def test_the_change_takes_in_what_others_do_before_each_of_its_attempts(series, 
     assert series.range_query().select_from("b").events[3].value["n"] is None
 
 
+@pytest.mark.thorough
 def test_of_two_changes_both_come_about(series, path):
     store = store_of(path)
     first = [lambda: widen_all(rival(store), {"n": pa.int64(), "f": pa.float64()})]
@@ -534,6 +536,7 @@ def killed_after(series, files, wanted=WIDE):
     forget_stores()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("files", [0, 5, 14])
 def test_a_killed_call_changes_nothing_and_the_next_goes_on_with_its_files(
     series, path, monkeypatch, every_file, files
@@ -628,6 +631,7 @@ series.widen_columns({"n": pa.int64(), "f": pa.float64()}, lambda *sizes: print(
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_killed_at_any_moment_leaves_the_old_or_the_new_types(series, path):
     before = contents(path)
     for lines in (2, 15):
@@ -696,6 +700,7 @@ def test_results_from_before_and_after_are_merged(series):
     assert before.merge(after).table["n"].to_pylist()[-1] == 2**40
 
 
+@pytest.mark.thorough
 def test_a_backup_before_or_after_is_whole(series, path, tmp_path):
     before = contents(path)
     backup(str(path), str(tmp_path / "early"))

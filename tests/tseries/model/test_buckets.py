@@ -53,6 +53,7 @@ ODD_DAYS = [
 ]
 
 
+@pytest.mark.thorough
 def test_zones_change_in_any_far_year_as_their_clocks_do_and_not_before_1800() -> None:
     draw = random.Random(7)
     for name in sorted(available_timezones()):
@@ -85,6 +86,7 @@ def test_buckets_begin_where_the_clock_shows_a_multiple(
     assert buckets.ends(every[:-1]).tolist() == every[1:].tolist()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", ["1 hour", "1 day", "1 month"])
 def test_a_time_of_a_wrong_clock_changes_the_buckets_of_no_other(width: str) -> None:
     buckets = parse_buckets(width, "Europe/Berlin")

@@ -102,6 +102,7 @@ def is_close(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tag", [None, "room"])
 @given(stores, st.sampled_from(["15 minutes", "1 hour", "1 day", "1 month"]))
 def test_aggregates_are_those_of_duckdb(

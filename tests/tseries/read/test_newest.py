@@ -220,6 +220,7 @@ def test_after_any_operation_the_kept_events_are_those_of_the_files(
         assert check(program, question).equals(warm)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("erases", [False, True])
 @settings(max_examples=15)
 @given(st.data())

@@ -12,6 +12,7 @@ from pyspark_tseries.model.ranges import Point, Query, Range
 from pyspark_tseries.read.select import Events, select
 
 
+@pytest.mark.thorough
 @settings(max_examples=600)
 @given(st.lists(histories().filter(bool), min_size=1, max_size=4), QUERIES)
 def test_any_query_of_many_series_equals_the_definition_of_each(many, query):

@@ -103,6 +103,7 @@ def clustered(table):
 TOOLS = [compacted, small_groups, clustered_by_time, clustered, rewritten_by_spark]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tool", in_ci([compacted, clustered_by_time, rewritten_by_spark], TOOLS))
 def test_a_store_that_another_tool_has_optimized_simply_works(path, tool):
     subscriber = Client(path, parse_range("unlimited"))

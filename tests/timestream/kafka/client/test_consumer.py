@@ -86,6 +86,7 @@ def test_a_consumer_that_was_closed_is_refused(path: str) -> None:
             use()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["messages", "native"])
 @pytest.mark.parametrize(
     ("where", "reason"),

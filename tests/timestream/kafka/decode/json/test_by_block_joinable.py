@@ -76,6 +76,7 @@ def nested(depth, opening="[", closing="]"):
     return opening * depth + "1" + closing * depth
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "extra",
     [

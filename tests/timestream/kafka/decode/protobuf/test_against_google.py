@@ -106,6 +106,7 @@ def expect_row(schema, columns, payload):
     return FINE if fine else TYPE, [value for value, _ in found]
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(schemas(), RANDOMS, st.data())
 def test_any_message_of_any_schema_is_read_as_googles_library_reads_it(schema, rng, data):
@@ -143,6 +144,7 @@ def test_hostile_bytes_are_refused_where_googles_library_refuses_them(syntax, ta
         )
 
 
+@pytest.mark.thorough
 @settings(deadline=None)
 @given(RANDOMS, st.integers(1, 40))
 def test_a_row_depends_on_no_other_row_and_no_other_column(rng, size):

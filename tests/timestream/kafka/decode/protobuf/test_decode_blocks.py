@@ -139,6 +139,7 @@ assert sum(counts) == 10_000 and counts[1] > 500 and counts[2] > 3_000, counts
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is measured by Linux")
 def test_ten_thousand_hostile_messages_take_bounded_time_and_memory():
     tests = str(Path(__file__).parents[4] / "lib")
