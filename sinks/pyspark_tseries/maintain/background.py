@@ -8,6 +8,7 @@ while commits go on. Between hosts the log decides who was first (semantics 24.4
 
 import contextlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -89,6 +90,10 @@ REMOTE_LOG_RETENTION_US: Final = 600_000_000
 
 PAUSE_BETWEEN_ROUNDS_S: Final = 1.0
 """Wait this long between two rounds of one process, to leave the machine to the writers."""
+
+PAUSE_BETWEEN_SWEEPS_S: Final = 60.0
+"""A process lists all files of the store at most this often. A busy store has a hundred thousand,
+since they stay for ten minutes."""
 
 LOCK_VARIABLE: Final = "TSERIES_MAINTENANCE_LOCK"
 """This environment variable tells the process that it has inherited the lock."""
@@ -225,21 +230,23 @@ def maintain_while_busy(location: Location, pause: Callable[[float], None] = tim
         OSError: a file could not be read or removed.
     """
     store = Store.open(location)
-    again = True
+    again, swept_s = True, -math.inf
     while again:
-        begun = store.version()
-        _run_round(store)
+        begun, begun_s = store.version(), time.monotonic()
+        sweeps = begun_s - swept_s >= PAUSE_BETWEEN_SWEEPS_S
+        _run_round(store, sweeps=sweeps)
+        swept_s = begun_s if sweeps else swept_s
         pause(PAUSE_BETWEEN_ROUNDS_S)
         again = store.refresh() and store.version() - begun >= COMMITS_PER_MAINTENANCE
 
 
-def _run_round(store: Store) -> MaintenanceResult:
+def _run_round(store: Store, *, sweeps: bool = True) -> MaintenanceResult:
     metadata = store.location.file("_tseries", "maintenance.error")
     try:
         merged = merge_file_groups(store, store.read_clock(), everything=False)
         if store.location.is_local:  # Elsewhere Delta writes checkpoints, with the commits.
             write_due_checkpoint(store.location, store.version(), store.log.checkpoint_interval())
-        removed = remove_obsolete_files(store, store.read_clock())
+        removed = remove_obsolete_files(store, store.read_clock(), sweeps=sweeps)
     except (TseriesError, OSError) as error:
         # Write nothing if the store was moved away: it could not be moved back.
         if not store.location.is_away():
@@ -259,6 +266,7 @@ def remove_obsolete_files(
     small_files: int = MAX_KEPT_SMALL_FILES,
     log_versions: int = MIN_LOG_VERSIONS_KEPT,
     dry_run: bool = False,
+    sweeps: bool = True,
 ) -> int:
     """Remove old log entries and unreferenced files; return how many.
 
@@ -269,9 +277,9 @@ def remove_obsolete_files(
         log_versions: keep this many entries of the log, however old they are.
         dry_run: change nothing, and count what a round would remove besides files with erased
             values.
+        sweeps: False to leave out what needs a list of all files of the store.
     """
-    location, table = store.location, load_table(store.location)
-    gone_files = set[str]()
+    location, gone_files = store.location, set[str]()
 
     def remove(paths: Iterable[str]) -> None:
         chosen = list(paths)
@@ -282,7 +290,29 @@ def remove_obsolete_files(
     if not dry_run:
         keep_history(store)
         sync_checkpoint(location)  # Another tool may have written it.
-        table.cleanup_metadata()
+    if sweeps:
+        table = load_table(location)
+        if not dry_run:
+            table.cleanup_metadata()
+        _sweep(store, table, now_us, small_files, remove)
+    erased = 0
+    if not dry_run:
+        remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * HOUR_US)
+        erased = remove_erased_bytes(store, now_us)
+    # Remove the log last, because Delta reads a checkpoint again after its first read.
+    remove(_list_obsolete_log(location, now_us, log_versions))
+    return len(gone_files) + erased
+
+
+def _sweep(
+    store: Store,
+    table: DeltaTable,
+    now_us: int,
+    small_files: int,
+    remove: Callable[[Iterable[str]], None],
+) -> None:
+    """Call `remove` with the files of events, heads and drafts that nothing refers to any more."""
+    location = store.location
     unused = _list_unused_events(table, store.id)
     live = store.snapshot().paths  # Later than the list: a commit may have named files meanwhile.
     remove(location.file(path) for path in unused if path not in live)
@@ -294,13 +324,6 @@ def remove_obsolete_files(
     remove(_list_old_heads(store, now_us, early_us))
     day_ago_us = now_us - ORPHAN_RETENTION_HOURS * HOUR_US
     remove(_list_files_before(location, location.file("_tseries", "staging"), day_ago_us))
-    erased = 0
-    if not dry_run:
-        remove_shadows(location, day_ago_us)
-        erased = remove_erased_bytes(store, now_us)
-    # Remove the log last, because Delta reads a checkpoint again after its first read.
-    remove(_list_obsolete_log(location, now_us, log_versions))
-    return len(gone_files) + erased
 
 
 def _list_unused_events(table: DeltaTable, store_id: str) -> list[str]:

@@ -11,8 +11,9 @@ The rules are semantics 24.
 """
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -53,12 +54,15 @@ from pyspark_tseries.storage.row_reader import (
     CPU_COUNT,
     FOOTER_CACHE,
     MAX_REMOTE_READS,
+    SMALL_PIECE_ROWS,
     FilePiece,
     Footer,
+    OpenFile,
     PieceRows,
     Reading,
     RowFilter,
     assemble_pieces,
+    cast_columns,
     map_parallel,
     plan_pieces,
     read_pieces,
@@ -81,15 +85,13 @@ def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile
         return [file for group in groups for file in group]
     if count_single_commits(data) < MIN_GROUPS_TO_MERGE:
         return []
-    gathered: list[DataFile] = []
+    first, gathered_bytes = len(groups), 0
     for group in reversed(groups):
-        gathered_bytes, group_bytes = (
-            sum(file.size for file in files) for files in (gathered, group)
-        )
+        group_bytes = sum(file.size for file in group)
         if group[0].is_compacted and group_bytes > 2 * gathered_bytes:
             break
-        gathered = group + gathered
-    return gathered
+        first, gathered_bytes = first - 1, gathered_bytes + group_bytes
+    return [file for group in groups[first:] for file in group]
 
 
 def count_single_commits(data: Sequence[DataFile]) -> int:
@@ -133,6 +135,10 @@ MAX_RANGE_BYTES: Final = 96 * 1024 * 1024
 
 MAX_HELD_BYTES: Final = 128 * 1024 * 1024
 """The memory for decoded rows of all files that are held for later key ranges."""
+
+SMALL_FILE_BYTES: Final = 64 * 1024
+SMALL_FILES_AT_ONCE: Final = 1000
+"""Read files of up to this size whole, and this many of them before the memory is counted."""
 
 MAX_ROWS_PER_ROW_GROUP: Final = 20_000
 
@@ -244,27 +250,36 @@ class Merge:
         self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
         self._group, self._first = (store.new_id(), 0) if group is None else group
         self._schema = file_schema(snapshot.values)
+        room = MemoryBudget(MAX_HELD_BYTES)
+        small = SmallFiles(self._location, chosen, self._schema.names, room)
+        self._large = [file for file in chosen if file.path not in small.paths]
         if change is None:
-            self._schema = self._encode_texts(self._schema)
+            self._schema = self._encode_texts(self._schema, small.distinct_texts)
+        self._small = {kind: small.rows(kind, self._schema) for kind in ("event", "edit")}
         self._index = snapshot.index()
         self.horizon = self._find_horizon(latest_us) if self._may_remove() else -1
         self.removed = 0
         self._found = self._kept_rows = 0
         self._samples: list[Sample] = []
-        self._states = combine_states([self._read_series_state(file) for file in chosen])
-        room = MemoryBudget(MAX_HELD_BYTES)
+        states = [*map(self._note_small, self._small.values())]
+        self._states = combine_states([*states, *map(self._read_series_state, self._large)])
         self._sorted = {
-            file.path: SortedFile(self._location, file, self._schema, room) for file in chosen
+            file.path: SortedFile(self._location, file, self._schema, room) for file in self._large
         }
 
-    def _encode_texts(self, schema: pa.Schema) -> pa.Schema:
+    def _encode_texts(self, schema: pa.Schema, distinct: Collection[str]) -> pa.Schema:
         """Return the schema with repetitive texts as dictionaries, because these merge faster.
 
-        They need not be decoded, copied and encoded again.
+        They need not be decoded, copied and encoded again. `distinct` are columns of small files
+        with other texts.
         """
         for field in self._snapshot.values:
-            if field.type == pa.string() and all(
-                _footer(self._location, file).is_repetitive(field.name) for file in self._chosen
+            if (
+                field.type == pa.string()
+                and field.name not in distinct
+                and all(
+                    _footer(self._location, file).is_repetitive(field.name) for file in self._large
+                )
             ):
                 column_index = schema.get_field_index(field.name)
                 schema = schema.set(
@@ -280,11 +295,23 @@ class Merge:
 
     def _find_horizon(self, latest_us: int) -> int:
         newest, columns = -1, ("commit", "commit_time")
-        for file in self._chosen:
-            for rows in scan_file(self._location, file, select_fields(self._schema, columns)):
-                commit, us = (to_int64(rows[name]) for name in columns)
-                newest = max(newest, find_horizon(commit, us, latest_us))
+        schema = select_fields(self._schema, columns)
+        large = (scan_file(self._location, file, schema) for file in self._large)
+        for rows in chain(self._small.values(), *large):
+            commit, us = (to_int64(rows[name]) for name in columns)
+            newest = max(newest, find_horizon(commit, us, latest_us))
         return newest
+
+    def _note_small(self, rows: pa.Table) -> pa.Table:
+        """Do for the rows of small files what `_read_series_state` does for a file."""
+        keys = rows.select(["series", "sequence"]).sort_by(
+            [("series", "ascending"), ("sequence", "ascending")]
+        )
+        least_bytes = sum(_least_bytes(field.type) for field in self._schema)
+        size = max(rows.nbytes // max(rows.num_rows, 1), least_bytes) + 1
+        self._found += rows.num_rows
+        self._samples += sample_sizes(keys, size, "")
+        return compute_state(rows.select(STATE_COLUMNS), self.horizon)
 
     def _read_series_state(self, file: DataFile) -> pa.Table:
         """Sample the keys of a file; return the state of its series if events may be removed."""
@@ -360,14 +387,13 @@ class Merge:
         )
         for number, keys in enumerate(ranges, self._first):
             for kind in ("event", "edit"):
-                data = [file for file in self._chosen if file.kind == kind]
-                table = self._merge_range(data, keys)
+                table = self._merge_range(kind, keys)
                 self._kept_rows += table.num_rows
                 if table.num_rows:
                     yield files.compacted_path(kind, commits, self._group, number), table
 
-    def _merge_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
-        table = self._read_range(data, keys)
+    def _merge_range(self, kind: str, keys: KeyRange) -> pa.Table:
+        table = self._read_range(kind, keys)
         if not table.num_rows:
             return table
         if self.horizon >= 0:
@@ -380,17 +406,21 @@ class Merge:
         table = _decode_large(_take_in_order(table.drop_columns(["series"]), order, series))
         return table if self._change is None else self._change(table)
 
-    def _read_range(self, data: Sequence[DataFile], keys: KeyRange) -> pa.Table:
+    def _read_range(self, kind: str, keys: KeyRange) -> pa.Table:
         """Return the rows of a key range; key ranges are read in ascending order."""
+        large = [file for file in self._large if file.kind == kind]
+        ordered = [self._sorted[file.path] for file in large if not file.is_foreign]
         width = CPU_COUNT if self._location.is_local else MAX_REMOTE_READS
-        ordered = [self._sorted[file.path] for file in data if not file.is_foreign]
         pieces = map_parallel(lambda rows: rows.take(keys), ordered, width)
-        others = [file for file in data if file.is_foreign]
-        table = assemble_pieces(chain.from_iterable(pieces), self._schema)
-        if not others:
-            return table
-        foreign_rows = read_rows(self._location, others, self._schema, RowFilter(keys=keys))
-        return pa.concat_tables([table, foreign_rows])
+        tables = [assemble_pieces(chain.from_iterable(pieces), self._schema)]
+        others = [file for file in large if file.is_foreign]
+        if others:
+            tables.append(read_rows(self._location, others, self._schema, RowFilter(keys=keys)))
+        small = self._small[kind]
+        if small.num_rows:
+            inside = keys.contains(small["series"], to_int64(small["sequence"]))
+            tables.append(small.filter(pa.array(inside)))
+        return pa.concat_tables(tables)
 
 
 class MemoryBudget:
@@ -411,6 +441,77 @@ class MemoryBudget:
         """Give bytes back."""
         with self._lock:
             self._left += size
+
+
+class SmallFiles:
+    """All rows of the first small files among `chosen`; each is opened once.
+
+    Opening a file takes longer than reading its few rows, and a busy store has thousands. Files are
+    read as long as there is room.
+
+    Attributes:
+        paths: the files that were read.
+        distinct_texts: their columns of texts that hardly repeat.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        chosen: Sequence[DataFile],
+        columns: Sequence[str],
+        room: MemoryBudget,
+    ) -> None:
+        self._columns = columns
+        self._tables: dict[str, list[pa.Table]] = {"event": [], "edit": []}
+        self.paths, self.distinct_texts = set[str](), set[str]()
+        small = [
+            file
+            for file in chosen
+            if file.size <= SMALL_FILE_BYTES and file.rows <= SMALL_PIECE_ROWS
+            if not file.is_foreign
+        ]
+        for start in range(0, len(small), SMALL_FILES_AT_ONCE):
+            some = small[start : start + SMALL_FILES_AT_ONCE]
+            # Threads would only wait for each other: Arrow has next to nothing to decode.
+            width = 1 if location.is_local else MAX_REMOTE_READS
+            tables = map_parallel(functools.partial(self._read, location), some, width)
+            for file, table in zip(some, tables, strict=True):
+                self.paths.add(file.path)
+                self._tables[file.kind].append(table)
+            if not room.take(sum(table.get_total_buffer_size() for table in tables)):
+                break
+
+    def _read(self, location: Location, file: DataFile) -> pa.Table:
+        with (
+            files.explain_read_errors(location, file),
+            location.read(location.file(file.path)) as source,
+        ):
+            footer = Footer(*files.read_footer(source, file.size))
+            names = [name for name in self._columns if name in footer.names]
+            columns = OpenFile(location, source, footer).columns(range(footer.groups), names, False)
+        table = pa.table(columns)
+        self.distinct_texts.update(
+            field.name
+            for field in table.schema
+            if field.type == pa.string() and not footer.is_repetitive(field.name)
+        )
+        return table
+
+    def rows(self, kind: str, schema: pa.Schema) -> pa.Table:
+        """Return the rows of the files of one kind, in their order, in the columns of `schema`.
+
+        They are given up here: a second call returns none.
+        """
+        tables_by_schema: dict[pa.Schema, list[pa.Table]] = {}
+        for table in self._tables[kind]:
+            tables_by_schema.setdefault(table.schema, []).append(table)
+        self._tables[kind] = []
+        pieces = []
+        for schema_read, tables in tables_by_schema.items():
+            table = pa.concat_tables(tables).combine_chunks()
+            missing = dict.fromkeys(set(schema.names) - set(schema_read.names))
+            pieces.append(PieceRows(missing, cast_columns(table, schema), table.num_rows))
+        return assemble_pieces(pieces, schema)
 
 
 class SortedFile:

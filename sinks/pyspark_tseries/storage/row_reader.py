@@ -707,7 +707,7 @@ def _read_piece(
         **_filter_columns({name: tested[name] for name in names if name in schema.names}, needed),
         **_filter_columns(source.columns(groups, other_columns, threads, texts), needed_rows),
     }
-    return PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
+    return PieceRows(fixed, cast_columns(pa.table(columns), schema), count)
 
 
 def _select_groups(
@@ -809,7 +809,7 @@ def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _cast_columns(columns_read: pa.Table, schema: pa.Schema) -> pa.Table:
+def cast_columns(columns_read: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast the columns that are in `schema` to its types; usually the file already has these."""
     names = [name for name in columns_read.column_names if name in schema.names]
     types = [schema.field(name).type for name in names]

@@ -7,6 +7,8 @@ import pytest
 _PLACES: Final = {
     "range_bytes": "pyspark_tseries.maintain.compactor.MAX_RANGE_BYTES",
     "held_bytes": "pyspark_tseries.maintain.compactor.MAX_HELD_BYTES",
+    "small_file_bytes": "pyspark_tseries.maintain.compactor.SMALL_FILE_BYTES",
+    "small_files": "pyspark_tseries.maintain.compactor.SMALL_FILES_AT_ONCE",
     "encoded_texts": "pyspark_tseries.maintain.compactor.MAX_ENCODED_TEXTS",
     "groups_to_merge": "pyspark_tseries.maintain.compactor.MIN_GROUPS_TO_MERGE",
     "head_changes": "pyspark_tseries.model.series_index.MAX_CHANGES",

@@ -186,6 +186,29 @@ def test_maintenance_continues_while_commits_go_on(store):
     assert files == [COMMITS_PER_MAINTENANCE, 1]
 
 
+@pytest.mark.parametrize(("pause_s", "sweeps"), [(60.0, 1), (0.0, 3)])
+def test_a_busy_store_loses_old_log_entries_each_round_and_is_listed_once_a_minute(
+    store, monkeypatch, pause_s, sweeps
+):
+    steps = []
+    for step in ("_sweep", "_list_obsolete_log"):
+        whole = getattr(maintenance, step)
+        monkeypatch.setattr(
+            maintenance,
+            step,
+            lambda *args, step=step, whole=whole: steps.append(step) or whole(*args),
+        )
+    monkeypatch.setattr(maintenance, "PAUSE_BETWEEN_SWEEPS_S", pause_s)
+
+    def pause(_):
+        if (rounds := steps.count("_list_obsolete_log")) < 3:
+            fill(store, COMMITS_PER_MAINTENANCE, first=1000 * rounds)
+
+    fill(store, COMMITS_PER_MAINTENANCE)
+    maintenance.maintain_while_busy(store.location, pause)
+    assert (steps.count("_list_obsolete_log"), steps.count("_sweep")) == (3, sweeps)
+
+
 def test_maintenance_error_is_described_until_a_round_succeeds(store, monkeypatch):
     fill(store, 1)
 

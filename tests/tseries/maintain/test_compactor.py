@@ -1,5 +1,6 @@
 """Compaction changes files and nothing that a query may see; programs against a small model."""
 
+import dataclasses
 import itertools
 import shutil
 
@@ -31,6 +32,8 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.arrays import ALL_KEYS, split_keys
 from pyspark_tseries.model.ranges import RetainedRange, min_retained, parse_range
 from pyspark_tseries.storage.data_files import DataFile, compacted_path
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.row_reader import FOOTER_CACHE
 from pyspark_tseries.store.store import Store
 
 ALL = ("series", "sequence", "timestamp", "author", "value", "commit", "commit_time")
@@ -165,6 +168,7 @@ def every_row(path):
 @pytest.mark.parametrize("held", [0, 5000, 2**27])
 def test_rows_held_between_key_ranges_are_merged_once(texts, monkeypatch, held, encoded):
     set_limits(monkeypatch, range_bytes=20_000, held_bytes=held, encoded_texts=encoded)
+    set_limits(monkeypatch, small_file_bytes=0)
     before, read = every_row(texts), []
     whole = compactor.read_pieces
 
@@ -182,13 +186,39 @@ def test_rows_held_between_key_ranges_are_merged_once(texts, monkeypatch, held, 
         assert kinds["series"] == kinds["place"] == kinds["note"] == pa.string()
 
 
+@pytest.mark.parametrize("encoded", [1, 1000])
+@pytest.mark.parametrize(("held", "read_small"), [(2**27, 12), (0, 5), (20_000, 5)])
+def test_a_merge_opens_a_small_file_once_as_long_as_there_is_room(
+    texts, monkeypatch, encoded, held, read_small
+):
+    set_limits(monkeypatch, range_bytes=8_000, held_bytes=held, encoded_texts=encoded)
+    set_limits(monkeypatch, small_files=5)
+    before, opened, whole = every_row(texts), [], Location.read
+    small = {str(path) for path in data_paths(texts)}
+
+    def record(location, path):
+        opened.extend({path} & small)
+        return whole(location, path)
+
+    monkeypatch.setattr(Location, "read", record)
+    FOOTER_CACHE.clear()
+    assert compact(str(texts)).files_after > 2
+    assert sum(opened.count(path) == 1 for path in small) == read_small
+    monkeypatch.undo()
+    assert every_row(texts) == before
+    assert verify(str(texts)) == []
+    for path in data_paths(texts):
+        kinds = dict(zip(pq.read_schema(path).names, pq.read_schema(path).types, strict=True))
+        assert kinds["series"] == kinds["place"] == kinds["note"] == pa.string()
+
+
 @pytest.mark.parametrize("number", [0, 1, 3])
 @pytest.mark.parametrize("place", ["write_events", "_merge_range"])
 def test_a_compaction_that_fails_at_any_file_or_range_leaves_no_file(
     texts, monkeypatch, place, number
 ):
     """The next key range is merged while a file is written: each of them may fail."""
-    set_limits(monkeypatch, range_bytes=20_000)
+    set_limits(monkeypatch, range_bytes=20_000, small_file_bytes=0)
     owner = compactor.files if place == "write_events" else compactor.Merge
     whole, calls = getattr(owner, place), itertools.count()
 
@@ -284,6 +314,20 @@ def test_maintenance_waits_for_small_files_and_spares_large_runs():
     assert (
         choose_files([file(0, 20 * MIN_GROUPS_TO_MERGE, True), *many], everything=False)[1:] == many
     )
+
+
+def test_the_choice_of_files_looks_at_each_size_a_few_times_however_many_there_are():
+    looks = []
+
+    class Watched(DataFile):
+        def __getattribute__(self, name):
+            looks.extend([name] if name == "size" else [])
+            return super().__getattribute__(name)
+
+    many = [Watched(*dataclasses.astuple(file(n, 10))) for n in range(300)]
+    looks.clear()
+    assert choose_files(many, everything=False) == many
+    assert len(looks) <= 3 * len(many)
 
 
 @given(
