@@ -76,9 +76,9 @@ class BucketQuery:
 
     asked: Query
     buckets: Buckets
-    named: Mapping[str, Any] = field(default_factory=dict)
+    named: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tag: str | None = None
-    filling: Any = None
+    filling: Any = field(default=None, hash=False)
     is_filled: bool = False
     open_view: Callable[[], View] = field(kw_only=True, compare=False, repr=False)
 

@@ -12,13 +12,14 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_timestream.core.instants import DAY_US, format_instant
+from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import (
     IncompatibleValue,
     NoSuchEvent,
@@ -29,6 +30,7 @@ from pyspark_tseries.maintain.compactor import Merge
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, is_valid_text
 from pyspark_tseries.model.properties import AccessCheck
+from pyspark_tseries.model.ranges import is_whole_number
 from pyspark_tseries.model.series_index import (
     MIN_RETAINED_DEFAULTS,
     STATE_COLUMNS,
@@ -354,11 +356,12 @@ def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -
         raise IncompatibleValue(
             f"{reason!r} is not a reason", "a text that is not empty", "say why the value is erased"
         )
-    requested = [sequences] if isinstance(sequences, int) else list(sequences)
+    is_one = isinstance(sequences, str | bytes) or not isinstance(sequences, Iterable)
+    requested: list[Any] = [sequences] if is_one else list(cast("Iterable[Any]", sequences))
     for sequence in requested:
-        if isinstance(sequence, bool) or not isinstance(sequence, int | np.integer):
+        if not is_whole_number(sequence):
             raise IncompatibleValue(
-                f"{sequence!r} is not a sequence", "whole numbers", "correct it"
+                f"{show_value(sequence)} is not a sequence", "whole numbers", "correct it"
             )
     if not requested:
         raise IncompatibleValue("no sequence was given", "one sequence or more", "name the events")

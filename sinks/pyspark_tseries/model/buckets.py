@@ -266,10 +266,11 @@ def _parse_width(width: str | timedelta) -> tuple[int, int]:
             )
         except (ValueError, AttributeError):
             us = 0
-    if us <= 0 and not 0 < months <= 12 * 10_000:
+    if not 0 < us <= FINAL_US - MIN_US and not 0 < months <= 12 * 10_000:
         raise InvalidQuery(
             f"{width!r} is not the width of buckets",
-            "a positive duration such as '15 minutes', '1 day', '1 week', '1 month' or '1 year'",
+            "a positive duration such as '15 minutes', '1 day', '1 week', '1 month' or '1 year', "
+            "of at most 10,000 years",
             "correct it",
         )
     return us, months

@@ -158,9 +158,9 @@ def _parse_aggregate(schema: pa.Schema, name: str, requested: Any) -> Aggregate:
                 f"{name}: {function!r} is not a quantile", "from 0 to 1", "correct it"
             )
         function, quantile = "quantile", float(function)
-    elif function not in FUNCTIONS:
+    elif not isinstance(function, str) or function not in FUNCTIONS:
         raise InvalidQuery(
-            f"{name}: {function!r} is not an aggregate",
+            f"{name}: {show_value(function)} is not an aggregate",
             f"{', '.join(map(repr, FUNCTIONS))}, or a quantile from 0 to 1",
             "name one of these",
         )

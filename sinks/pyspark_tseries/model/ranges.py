@@ -149,6 +149,12 @@ def point_at(end: object) -> Point:
     """Return the point on an event: a sequence, or an aware datetime."""
     if isinstance(end, datetime):
         return Point("time", datetime_to_us(end, InvalidQuery))
+    if not is_whole_number(end):
+        raise InvalidQuery(
+            f"{show_value(end)} is neither a sequence nor a time",
+            "an int, or an aware datetime",
+            "convert it, such as with datetime.fromisoformat(...) or pandas.Timestamp(...)",
+        )
     return Point("sequence", to_whole(end))
 
 
@@ -156,15 +162,29 @@ def point_off(word: str, amount: object) -> Point:
     """Return the point `amount` events, or that time, in the direction of `word`."""
     if isinstance(amount, timedelta):
         return Point(f"{word}_us", timedelta_to_us(amount, InvalidQuery))
+    if not is_whole_number(amount):
+        raise InvalidQuery(
+            f"{show_value(amount)} is neither a number of events nor a length of time",
+            "an int, or a timedelta",
+            "convert it, such as with timedelta(hours=1) or pandas.Timedelta(...)",
+        )
     return Point(f"{word}_count", to_whole(amount))
+
+
+def is_whole_number(number: object) -> bool:
+    """Return whether a value is an integer of Python or NumPy.
+
+    NumPy's lengths of time are none, though it calls them integers: their unit would be lost.
+    """
+    return isinstance(number, Integral) and not isinstance(number, bool | np.timedelta64)
 
 
 def to_whole(
     number: object, kind: str = "whole number", refuse: type[TseriesError] = InvalidQuery
 ) -> int:
     """Return an integer of Python or NumPy as an int; raise `refuse` for all other values."""
-    if isinstance(number, Integral) and not isinstance(number, bool):
-        return int(number)
+    if is_whole_number(number):
+        return int(number)  # type: ignore[call-overload, no-any-return]
     raise refuse(f"{show_value(number)} is not a {kind}", "an int", "correct it")
 
 

@@ -291,7 +291,12 @@ def parse_location(
 def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
     """Return sorted options with names in capitals; raise ValueError if they are not valid."""
     normalized: dict[str, str] = {}
+    if not isinstance(options, Mapping):
+        raise ValueError("storage options are a mapping of names to texts")
     for key, value in options.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            # The value may be a secret.
+            raise ValueError(f"storage option {key!r} is not a text with a text as its value")
         name = _OPTION_ALIASES.get(key.upper(), key.upper())
         if name not in STORAGE_OPTIONS:
             raise ValueError(f"there is no storage option '{key}'")

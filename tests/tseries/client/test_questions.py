@@ -1,7 +1,8 @@
 """Questions of several series at once: which series, and what comes of them (semantics 31)."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tseries.builders import forget_stores
@@ -155,6 +156,40 @@ def test_latest_at_a_time_asks_for_originals_up_to_it(store):
 def test_wrong_latest_is_refused_by_name(store, asked, problem):
     with pytest.raises(InvalidQuery, match=problem):
         store.latest(**asked)
+
+
+@pytest.mark.parametrize("step", ["from_last", "until_last", "next", "previous"])
+@pytest.mark.parametrize(
+    "length", [np.timedelta64(2, "ns"), np.timedelta64(2, "h"), np.timedelta64(2), "1h", 1.5, None]
+)
+def test_a_length_of_time_is_never_taken_for_a_number_of_events(store, step, length):
+    """NumPy calls its lengths of time integers."""
+    with pytest.raises(InvalidQuery, match=r"neither a number of events nor .*an int, or a timede"):
+        getattr(store.range_query(), step)(length)
+    assert len(store.range_query().from_last(np.int64(2)).select_from("hall")) == 2
+
+
+@pytest.mark.parametrize("step", ["from_", "to"])
+@pytest.mark.parametrize(
+    "end", [np.datetime64("2026-01-01"), np.timedelta64(3), date(2026, 1, 1), "2026-01-01", True]
+)
+def test_an_end_that_is_no_place_in_a_series_is_told_what_one_is(store, step, end):
+    with pytest.raises(InvalidQuery, match=r"neither a sequence nor a time.*an aware datetime"):
+        getattr(store.range_query(), step)(end)
+
+
+def test_a_query_by_buckets_can_be_the_key_of_a_mapping(store):
+    def ask(fill):
+        return store.range_query().every("1 hour").aggregate(n=("*", "count")).fill(fill)
+
+    assert {ask(1): "one", ask([2]): "two"}[ask(1)] == "one"
+
+
+@pytest.mark.parametrize("function", [np.array([0.5, 0.9]), ["mean"], {"mean"}, max, None])
+def test_what_is_no_aggregate_is_refused_by_name(store, function):
+    query = store.range_query().every("1 hour").aggregate(n=function)
+    with pytest.raises(InvalidQuery, match="is not an aggregate"):
+        query.select_from()
 
 
 def test_series_lists_names_counts_and_times_without_reading_events(store, monkeypatch):

@@ -188,6 +188,8 @@ def test_buckets_count_from_the_origin(minutes: int, shift: int) -> None:
         (("an hour",), "is not the width of buckets"),
         (("0 months",), "is not the width of buckets"),
         ((3600,), "is not the width of buckets"),
+        ((timedelta.max,), "is not the width of buckets"),
+        (("99999999999 days",), "is not the width of buckets"),
         (("7 hours", "Europe/Berlin"), "neither divides a day nor is whole days"),
         (("36 hours", "Europe/Berlin"), "neither divides a day nor is whole days"),
         (("1 hour", "Berlin"), "is not a time zone"),

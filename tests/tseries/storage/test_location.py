@@ -109,6 +109,15 @@ def test_wrong_storage_options_are_named_without_their_values(parse, options, sa
     assert f"accepted: {', '.join(STORAGE_OPTIONS)}; next step: " in message
 
 
+@pytest.mark.parametrize(
+    "options", [["hush"], "hush", {5: "hush"}, {"AWS_REGION": 5}, {"AWS_SECRET_ACCESS_KEY": None}]
+)
+def test_storage_options_that_are_no_texts_are_refused_without_their_values(options):
+    with pytest.raises(OptionError, match=r"accepted: AWS_.*; next step: ") as error:
+        parse_location("s3://b/a", options)
+    assert "hush" not in str(error.value)
+
+
 @pytest.mark.parametrize("parse", [parse_write, parse_read, parse_subscribe])
 def test_storage_options_are_read_in_any_case(parse):
     given = {**KEYS, **HTTP}
