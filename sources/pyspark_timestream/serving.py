@@ -50,14 +50,14 @@ _SHARED: Final = ("page.css", "page.js")
 _FILES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What a page answers: its type, and its text."""
 
     content_type: str
     text: str
 
 
-def answer_file(package: str, name: str) -> Answer | None:
+def answer_file(package: str, name: str) -> Response | None:
     """Answer with a style or script, shared by all pages or of the page's own package.
 
     None: there is no such file. `name` comes from a client, so it is compared, not opened.
@@ -69,7 +69,7 @@ def answer_file(package: str, name: str) -> Answer | None:
         return None
     if content_type is None:
         return None
-    return Answer(content_type, (root / name).read_text(encoding="utf-8"))
+    return Response(content_type, (root / name).read_text(encoding="utf-8"))
 
 
 def render_shell(title: str, root: str, style: str, before: str = "", within: str = "") -> str:
@@ -109,13 +109,13 @@ def answer_sections(
     old_digests: Mapping[str, str],
     now_us: int,
     pause_ms: int,
-) -> Answer:
+) -> Response:
     """Answer with the sections that have changed; the client asks again after a pause."""
     changed = {
         name: html for name, html in sections.items() if old_digests.get(name) != digests[name]
     }
     answer = {"now_us": now_us, "pause_ms": pause_ms, "digests": digests, "sections": changed}
-    return Answer("application/json", json.dumps(answer))
+    return Response("application/json", json.dumps(answer))
 
 
 def digest(html: str) -> str:
@@ -144,7 +144,7 @@ class PageServer:
         self,
         host: str,
         port: int,
-        answer: Callable[[str, str], Answer | None],
+        answer: Callable[[str, str], Response | None],
         pages: str,
         option: str,
     ) -> None:
@@ -219,7 +219,7 @@ def _names_loopback(header: str) -> bool:
 
 
 def _create_server(
-    host: str, port: int, answer: Callable[[str, str], Answer | None], pages: str
+    host: str, port: int, answer: Callable[[str, str], Response | None], pages: str
 ) -> ThreadingHTTPServer:
     only_here = is_loopback(host)
 

@@ -242,7 +242,7 @@ _POINTS_A_PIXEL: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Marks:
+class PlotMarks:
     """Points beside a line; `now` has the values of the line at their times.
 
     `sequences` has the sequences of their originals; None if the result lacks them.
@@ -291,8 +291,8 @@ class Line:
     values: FloatArray
     ends: Int64Array | None
     is_first: BoolArray
-    edited: Marks
-    overridden: Marks
+    edited: PlotMarks
+    overridden: PlotMarks
     band: Band | None
     last: float | None
 
@@ -801,7 +801,7 @@ def _find_pixels(
     return np.flatnonzero(is_start)
 
 
-def _mark(rows: _Rows, values: FloatArray, marked: Int64Array, pixels: int) -> Marks:
+def _mark(rows: _Rows, values: FloatArray, marked: Int64Array, pixels: int) -> PlotMarks:
     """Return marks at rows; where several would cover each other, one of them."""
     if len(marked) > pixels:
         pixel = ((rows.us[marked] - rows.low) / max(rows.high - rows.low, 1) * pixels).astype(
@@ -812,7 +812,7 @@ def _mark(rows: _Rows, values: FloatArray, marked: Int64Array, pixels: int) -> M
         _, once = np.unique(pixel // 4 * 64 + height, return_index=True)
         marked = marked[np.sort(once)]
     sequences = rows.originals
-    return Marks(
+    return PlotMarks(
         rows.us[marked],
         values[marked],
         values[rows.current[marked]],

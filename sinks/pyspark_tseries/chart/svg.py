@@ -34,9 +34,9 @@ from pyspark_tseries.chart.figure import (
     Band,
     Figure,
     Line,
-    Marks,
     NumberAxis,
     Panel,
+    PlotMarks,
     Row,
     Span,
     TimeAxis,
@@ -472,7 +472,7 @@ def _draw_marks(
         yield _link(diamond, new, i, x, mark_y, link)
 
 
-def _link(mark: str, marks: Marks, row: int, x: str, y: str, link: _Link | None) -> str:
+def _link(mark: str, marks: PlotMarks, row: int, x: str, y: str, link: _Link | None) -> str:
     """Return a mark, as a link if it has one; for keyboards the page has these links in a table."""
     if link is None or marks.sequences is None:
         return mark
@@ -481,7 +481,7 @@ def _link(mark: str, marks: Marks, row: int, x: str, y: str, link: _Link | None)
     return svg("a", "", target, mark, href=link(int(marks.sequences[row])), tabindex=-1)
 
 
-def _points(marks: Marks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, str]]:
+def _points(marks: PlotMarks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, str]]:
     points = zip(
         layout.x(marks.us).tolist(), y(marks.values).tolist(), y(marks.now).tolist(), strict=True
     )

@@ -24,8 +24,8 @@ from pyspark_timestream.report import (
     to_html,
 )
 from pyspark_timestream.serving import (
-    Answer,
     PageServer,
+    Response,
     address_arguments,
     announce,
     answer_file,
@@ -507,7 +507,7 @@ class StorePage:
         self._facts: tuple[Any, str] = (None, "")
         self._rendered: dict[Any, dict[str, str]] = {}
 
-    def answer(self, path: str, query: str) -> Answer | None:
+    def answer(self, path: str, query: str) -> Response | None:
         """Answer a request; None if there is no such page."""
         if path == "/":
             request, (_, sections) = PageRequest.parse(query), self._render(query)
@@ -521,12 +521,12 @@ class StorePage:
                 render_search(request),
                 within,
             )
-            return Answer("text/html; charset=utf-8", shell)
+            return Response("text/html; charset=utf-8", shell)
         if path == "/sections":
             return self._answer_sections(query)
         return answer_file(__package__, path.removeprefix("/"))
 
-    def _answer_sections(self, query: str) -> Answer:
+    def _answer_sections(self, query: str) -> Response:
         seen_digests, (is_whole, sections) = read_seen(query), self._render(query)
         digests = {name: digest(html) for name, html in sections.items()}
         if not is_whole:

@@ -56,7 +56,14 @@ from pyspark_tseries.model.ranges import (
     min_retained,
 )
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
-from pyspark_tseries.read.select import Bounds, Events, compute_bounds, fix_view, make_plain, select
+from pyspark_tseries.read.select import (
+    Bounds,
+    SeriesEvents,
+    compute_bounds,
+    fix_view,
+    make_plain,
+    select,
+)
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (
     ANY_VALUE,
@@ -159,7 +166,7 @@ def run_query(
         rows = rows.filter(pa.array(select_visible(rows, index, scope.retained)))
     distinct, codes = encode_runs(rows["series"])
     order = sort_keys(codes, to_int64(rows["sequence"]))
-    events = Events(
+    events = SeriesEvents(
         names=distinct,
         codes=codes[order],
         sequence=to_int64(rows["sequence"])[order],

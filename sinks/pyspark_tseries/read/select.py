@@ -225,7 +225,7 @@ _AFTER_ALL: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class SeriesEvents:
     """The events of some series that a query sees, sorted by (series, sequence).
 
     Attributes:
@@ -253,7 +253,7 @@ class Selection:
     selected: int
 
 
-def select(events: Events, query: Query) -> Selection:
+def select(events: SeriesEvents, query: Query) -> Selection:
     """Evaluate `query` on each series.
 
     An edit is in no result if its original is not among `events`. Series stay in the order of
@@ -285,7 +285,7 @@ def _find_last_of_each(group: Int64Array) -> Int64Array:
     return positions
 
 
-def _find_originals(events: Events) -> Int64Array:
+def _find_originals(events: SeriesEvents) -> Int64Array:
     """Return the row of each event's original (its own for an original); NO_SEQUENCE if missing."""
     rows = np.arange(len(events.codes))
     edits = np.flatnonzero(events.original != NO_SEQUENCE)
@@ -307,7 +307,7 @@ def _find_originals(events: Events) -> Int64Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
+class _RangeEnd:
     """One end of a range, per series: a doubled sequence, or a time."""
 
     by_time: bool
@@ -329,7 +329,7 @@ class _Slots:
     """
 
     def __init__(
-        self, events: Events, counted: BoolArray | None, last_among: BoolArray | None = None
+        self, events: SeriesEvents, counted: BoolArray | None, last_among: BoolArray | None = None
     ) -> None:
         self.events, self._counted, self._last_among = events, counted, last_among
 
@@ -417,13 +417,13 @@ class _Slots:
     def _select_timed(self, slots: BoolArray) -> BoolArray:
         return slots if self._timed is None else slots & self._timed
 
-    def to_bound(self, position: _SlotPosition) -> _Bound:
+    def to_bound(self, position: _SlotPosition) -> _RangeEnd:
         """Convert a position to a doubled sequence."""
         # An even number is on an event; the odd number below it is right before that event.
         doubled = 2 * self.event_at(position.index)[0] - ~position.on
         doubled = np.where(position.index >= self.size, _AFTER_ALL, doubled)
         before = position.index < np.where(position.on, 0, 1)
-        return _Bound(False, np.where(before, _BEFORE_ALL, doubled))
+        return _RangeEnd(False, np.where(before, _BEFORE_ALL, doubled))
 
 
 def _select_inside(range_: Range, slots: _Slots) -> BoolArray:
@@ -458,10 +458,10 @@ def _find_fixed_ends(range_: Range) -> tuple[bool, int, int] | None:
     return anchor.kind == "time", min(anchor.value, span.value), max(anchor.value, span.value)
 
 
-def _select_between(low: _Bound, high: _Bound, slots: _Slots) -> BoolArray:
+def _select_between(low: _RangeEnd, high: _RangeEnd, slots: _Slots) -> BoolArray:
     events = slots.events
 
-    def of(bound: _Bound) -> tuple[Int64Array, Int64Array]:
+    def of(bound: _RangeEnd) -> tuple[Int64Array, Int64Array]:
         return (events.us if bound.by_time else 2 * events.sequence), bound.at[events.codes]
 
     (value_for_low, lowest), (value_for_high, highest) = of(low), of(high)
@@ -469,14 +469,14 @@ def _select_between(low: _Bound, high: _Bound, slots: _Slots) -> BoolArray:
     return inside
 
 
-def _absolute_bound(point: Point, slots: _Slots) -> _Bound:
+def _absolute_bound(point: Point, slots: _Slots) -> _RangeEnd:
     """Return the bound of a point that does not depend on an anchor."""
     if point.kind == "sequence":
-        return _Bound(False, np.full(len(slots.size), 2 * point.value))
+        return _RangeEnd(False, np.full(len(slots.size), 2 * point.value))
     if point.kind == "time":
-        return _Bound(True, np.full(len(slots.size), point.value))
+        return _RangeEnd(True, np.full(len(slots.size), point.value))
     if point.kind == "last_us":
-        return _Bound(True, slots.last_us - point.value)
+        return _RangeEnd(True, slots.last_us - point.value)
     return slots.to_bound(_locate(point, slots, forward=True))
 
 
@@ -491,15 +491,15 @@ def _locate(point: Point, slots: _Slots, *, forward: bool) -> _SlotPosition:
     return slots.locate_time(_absolute_bound(point, slots).at, forward=forward)
 
 
-def _relative_bound(range_: Range, slots: _Slots, *, forward: bool) -> _Bound:
+def _relative_bound(range_: Range, slots: _Slots, *, forward: bool) -> _RangeEnd:
     """Return the bound of a span that counts from its anchor."""
     amount = range_.span.value if forward else -range_.span.value
     by_time = range_.anchor.kind in ("time", "last_us")
     if range_.span.kind.endswith("_us") and by_time:
-        return _Bound(True, _absolute_bound(range_.anchor, slots).at + amount)
+        return _RangeEnd(True, _absolute_bound(range_.anchor, slots).at + amount)
     position = _locate(range_.anchor, slots, forward=forward)
     if range_.span.kind.endswith("_us"):
-        return _Bound(True, _anchor_time(position, slots, range_, forward=forward) + amount)
+        return _RangeEnd(True, _anchor_time(position, slots, range_, forward=forward) + amount)
     return slots.to_bound(_SlotPosition(position.index + amount, position.on))
 
 

@@ -58,10 +58,10 @@ from pyspark_tseries.spark.query_checks import (
 from pyspark_tseries.storage.location import Location, list_directories, parse_location, sync
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
-from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.store import Store, check_replay
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
 from pyspark_tseries.write.numbering import FutureLimit
-from pyspark_tseries.write.rows import EDIT_OF, check_replay, digest_rows, staged_schema
+from pyspark_tseries.write.rows import EDIT_OF, digest_rows, staged_schema
 
 MergeRule = str | Callable[[Any, Any], Any]
 """The rule that combines two results: `sum`, `min`, `max`, or a function of both."""

@@ -26,10 +26,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pyspark_timestream.core.processes import begin_in_forks
-from pyspark_tseries.errors import NoSuchStore, StoreBusy
+from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StoreBusy
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
 from pyspark_tseries.model.commits import (
+    APPLICATION_PREFIX,
     NO_COMMIT,
     CommitMetadata,
     check_commit_time,
@@ -68,7 +69,6 @@ from pyspark_tseries.write.batch import (
     batch_transactions,
     digest_transaction,
 )
-from pyspark_tseries.write.rows import check_replay
 
 COLUMNS_TRANSACTION: Final = "tseries:columns"
 """Its version is the last commit that gave value columns wider types."""
@@ -516,7 +516,7 @@ class Store:
         raise unreachable_error(self.location, "written", last_error)
 
     def check_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:
-        """Call `write.rows.check_replay` for the log as last refreshed; False without a token."""
+        """Call `check_replay` for the log as last refreshed; False without a token."""
         if token is None:
             return False
         last_digest = None
@@ -701,3 +701,85 @@ def _begin_child() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_child)
+
+
+def check_replay(
+    root: str,
+    token: tuple[str, int],
+    digest: int | None,
+    last_batch: int | None,
+    last_digest: int | None,
+) -> bool:
+    """Return whether a batch repeats the last one of its transaction; refuse an unequal one.
+
+    Args:
+        root: the store's location, for people.
+        token: the transaction, and the number of the batch.
+        digest: the digest of its rows; None if unknown.
+        last_batch: the number of the transaction's last batch in the store; None without one.
+        last_digest: the digest of that batch; None if unknown.
+
+    Raises:
+        ReplayDiffers: the batch is older than that one, or repeats it with other rows.
+    """
+    transaction, batch = token
+    if last_batch is None or batch > last_batch:
+        return False
+    if batch < last_batch:
+        raise _older_batch_error(root, transaction, batch, last_batch)
+    if digest is not None and last_digest is not None and digest != last_digest:
+        raise _other_rows_error(root, transaction, batch)
+    return True
+
+
+def _name_owner(transaction: str) -> tuple[str, bool]:
+    """Return the txnAppId or the query's id in a transaction, and whether it is a query's."""
+    if transaction.startswith(APPLICATION_PREFIX):
+        return transaction.removeprefix(APPLICATION_PREFIX), False
+    return transaction.rpartition(":")[2], True
+
+
+def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> ReplayDiffers:
+    name, is_query = _name_owner(transaction)
+    if not is_query:
+        return ReplayDiffers(
+            f"txnVersion {batch} of txnAppId '{name}' is to be stored, and the store '{root}' has "
+            f"its version {last}",
+            f"a txnVersion above {last}, or {last} again with the same rows",
+            "give the write another txnAppId if it is new work: the numbers of batches begin at 0 "
+            "again with a new or deleted checkpoint. Nothing of the batch is stored",
+        )
+    return ReplayDiffers(
+        f"batch {batch} of query {name} is to be stored, and the store '{root}' has its "
+        f"batch {last}: the checkpoint is older than the store, as one that was put back, or "
+        "another driver runs this query as well",
+        f"a batch above {last}, or batch {last} again with the same rows",
+        "let one driver run the query alone; or put the newer checkpoint back, or a state of the "
+        "store that is as old as the checkpoint (a backup of both); or start with a new "
+        "checkpointLocation, and let the source start after what is stored (startingOffsets, "
+        "startingTimestamp). Nothing of the batch is stored",
+    )
+
+
+def _other_rows_error(root: str, transaction: str, batch: int) -> ReplayDiffers:
+    name, is_query = _name_owner(transaction)
+    if not is_query:
+        return ReplayDiffers(
+            f"txnVersion {batch} of txnAppId '{name}' comes again with other rows than those that "
+            f"the store '{root}' has of it",
+            "the same rows, in any order",
+            "give the write the same input again; or keep the rows that are stored, and leave this "
+            "version out; or, if these are new rows and no repetition, give them a greater "
+            "txnVersion. Values such as the current time differ at each evaluation: leave them "
+            "out, or persist the DataFrame. Nothing of the batch is stored",
+        )
+    previous_commit = f"'commits/{batch - 1}'" if batch else "a file with the lines v1 and {}"
+    return ReplayDiffers(
+        f"batch {batch} of query {name} comes again with other rows than those that the "
+        f"store '{root}' has of it: an older checkpoint was put back, the query or its input has "
+        "changed, or its rows are not determined by its input (random values, the order of a list)",
+        "the same rows, in any order",
+        "put the newer checkpoint back; or give the query the code and input of before until this "
+        "batch is through; or keep the rows that are stored, and go on with the next batch: copy "
+        f"{previous_commit} of the checkpoint to 'commits/{batch}'. Nothing of the batch is stored",
+    )

@@ -325,7 +325,7 @@ class Revision(Appendable):
         """Write the files of a commit on top of `snapshot`, as `prepare` does."""
 
 
-class Condition(Protocol):
+class StoreCondition(Protocol):
     """What must hold of a store when a batch is committed."""
 
     def check(self, context: "CommitContext") -> None:
@@ -416,7 +416,7 @@ class Batch(Appendable):
     future: FutureLimit = FutureLimit()
     tasks: tuple[TaskOutput, ...] = ()
     limits: SpillLimits = DEFAULT_LIMITS
-    condition: Condition | None = None
+    condition: StoreCondition | None = None
 
     @property
     def has_edits(self) -> bool:

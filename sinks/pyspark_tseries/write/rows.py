@@ -1,12 +1,11 @@
-"""Map a DataFrame's columns to a store's, convert its rows, and recognize a repeated batch.
+"""Map a DataFrame's columns to a store's, convert its rows, and compute their digest.
 
-The digest of a set of rows does not depend on their order or partitioning. For each query and
-application the store keeps the number of its last batch and the digest of that batch's rows, as
-transactions of its Delta log, and so recognizes whether a repeated batch has the same rows
-(semantics 16.5). A row's digest combines the hashes of its columns. The digest of a set is the sum
-over its rows, so the driver adds up the digests of tasks. Nulls add nothing, so a column that is
-added later changes no digest. Floats count to about six digits, and as 0 below 1e-9: Spark adds
-up floats in the order in which its tasks end, so a repeated sum may differ in its last digits.
+By the digest the store recognizes whether a repeated batch has the same rows (semantics 16.5). It
+does not depend on their order or partitioning. A row's digest combines the hashes of its columns.
+The digest of a set is the sum over its rows, so the driver adds up the digests of tasks. Nulls add
+nothing, so a column that is added later changes no digest. Floats count to about six digits, and as
+0 below 1e-9: Spark adds up floats in the order in which its tasks end, so a repeated sum may differ
+in its last digits.
 """
 
 import zlib
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 from pyspark_timestream.core.arrow import split_cti_rows
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError
-from pyspark_tseries.errors import IncompatibleValue, ReplayDiffers, UpdateFailed
+from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.model.arrays import Int64Array
 from pyspark_tseries.model.columns import (
     EVENT_FIELDS,
@@ -35,7 +34,6 @@ from pyspark_tseries.model.columns import (
     type_name,
     value_type,
 )
-from pyspark_tseries.model.commits import APPLICATION_PREFIX
 from pyspark_tseries.options import WriteOptions
 
 EDIT_OF: Final = ORIGINAL_FIELDS[0]
@@ -479,85 +477,3 @@ def _sum_parts(parts: Hashes, offsets: Int64Array) -> Hashes:
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(parts, dtype=np.uint64)])
     sizes = np.diff(offsets).view(np.uint64)
     return _scramble(sums[offsets[1:]] - sums[offsets[:-1]] + (sizes + np.uint64(1)) * _ODD)
-
-
-def check_replay(
-    root: str,
-    token: tuple[str, int],
-    digest: int | None,
-    last_batch: int | None,
-    last_digest: int | None,
-) -> bool:
-    """Return whether a batch repeats the last one of its transaction; refuse an unequal one.
-
-    Args:
-        root: the store's location, for people.
-        token: the transaction, and the number of the batch.
-        digest: the digest of its rows; None if unknown.
-        last_batch: the number of the transaction's last batch in the store; None without one.
-        last_digest: the digest of that batch; None if unknown.
-
-    Raises:
-        ReplayDiffers: the batch is older than that one, or repeats it with other rows.
-    """
-    transaction, batch = token
-    if last_batch is None or batch > last_batch:
-        return False
-    if batch < last_batch:
-        raise _older_batch_error(root, transaction, batch, last_batch)
-    if digest is not None and last_digest is not None and digest != last_digest:
-        raise _other_rows_error(root, transaction, batch)
-    return True
-
-
-def _name_owner(transaction: str) -> tuple[str, bool]:
-    """Return the txnAppId or the query's id in a transaction, and whether it is a query's."""
-    if transaction.startswith(APPLICATION_PREFIX):
-        return transaction.removeprefix(APPLICATION_PREFIX), False
-    return transaction.rpartition(":")[2], True
-
-
-def _older_batch_error(root: str, transaction: str, batch: int, last: int) -> ReplayDiffers:
-    name, is_query = _name_owner(transaction)
-    if not is_query:
-        return ReplayDiffers(
-            f"txnVersion {batch} of txnAppId '{name}' is to be stored, and the store '{root}' has "
-            f"its version {last}",
-            f"a txnVersion above {last}, or {last} again with the same rows",
-            "give the write another txnAppId if it is new work: the numbers of batches begin at 0 "
-            "again with a new or deleted checkpoint. Nothing of the batch is stored",
-        )
-    return ReplayDiffers(
-        f"batch {batch} of query {name} is to be stored, and the store '{root}' has its "
-        f"batch {last}: the checkpoint is older than the store, as one that was put back, or "
-        "another driver runs this query as well",
-        f"a batch above {last}, or batch {last} again with the same rows",
-        "let one driver run the query alone; or put the newer checkpoint back, or a state of the "
-        "store that is as old as the checkpoint (a backup of both); or start with a new "
-        "checkpointLocation, and let the source start after what is stored (startingOffsets, "
-        "startingTimestamp). Nothing of the batch is stored",
-    )
-
-
-def _other_rows_error(root: str, transaction: str, batch: int) -> ReplayDiffers:
-    name, is_query = _name_owner(transaction)
-    if not is_query:
-        return ReplayDiffers(
-            f"txnVersion {batch} of txnAppId '{name}' comes again with other rows than those that "
-            f"the store '{root}' has of it",
-            "the same rows, in any order",
-            "give the write the same input again; or keep the rows that are stored, and leave this "
-            "version out; or, if these are new rows and no repetition, give them a greater "
-            "txnVersion. Values such as the current time differ at each evaluation: leave them "
-            "out, or persist the DataFrame. Nothing of the batch is stored",
-        )
-    previous_commit = f"'commits/{batch - 1}'" if batch else "a file with the lines v1 and {}"
-    return ReplayDiffers(
-        f"batch {batch} of query {name} comes again with other rows than those that the "
-        f"store '{root}' has of it: an older checkpoint was put back, the query or its input has "
-        "changed, or its rows are not determined by its input (random values, the order of a list)",
-        "the same rows, in any order",
-        "put the newer checkpoint back; or give the query the code and input of before until this "
-        "batch is through; or keep the rows that are stored, and go on with the next batch: copy "
-        f"{previous_commit} of the checkpoint to 'commits/{batch}'. Nothing of the batch is stored",
-    )

@@ -119,7 +119,7 @@ def _find_last_of_class(number: int) -> int:
 _NOTHING: Final = np.empty(0, dtype=np.int64)
 
 
-class DecodedBlock(NamedTuple):
+class SampledBlock(NamedTuple):
     """n consecutive records of a partition, decoded; the same for all delays.
 
     `times` decide whether they are late. `record_us` are the records' timestamps, NEVER where a
@@ -162,17 +162,17 @@ class DelayTrial:
 
 def make_block(
     events: Events, marks: Marks, record_us: Instants, first_record: int, sampled_every: int
-) -> DecodedBlock:
+) -> SampledBlock:
     """Prepare a block that begins at record `first_record`; measure waits on each N-th record."""
     times, well_formed, _ = check_times(events)
     sampled = well_formed
     if sampled_every > 1:
         numbers = np.arange(first_record, first_record + len(times))
         sampled = well_formed & (numbers % sampled_every == 0)
-    return DecodedBlock(events, marks, times, record_us, sampled)
+    return SampledBlock(events, marks, times, record_us, sampled)
 
 
-def advance(rules: TimeRules, trial: DelayTrial, block: DecodedBlock) -> DelayTrial:
+def advance(rules: TimeRules, trial: DelayTrial, block: SampledBlock) -> DelayTrial:
     """Advance the clock over the block. The policy of the rules must be `flag`."""
     if not len(block.times):
         return trial

@@ -35,7 +35,7 @@ from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import MissingExtra
 from pyspark_timestream.kafka.diagnosis.history import read_progress
-from pyspark_timestream.serving import Answer, PageServer
+from pyspark_timestream.serving import PageServer, Response
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -201,9 +201,9 @@ class TimeMetrics(StreamingQueryListener):
         """Return the Prometheus page of this moment, in text exposition format 0.0.4."""
         return render_page(self._take_samples())
 
-    def _answer(self, path: str, query: str) -> Answer | None:
+    def _answer(self, path: str, query: str) -> Response | None:
         if path in _PATHS:
-            return Answer(CONTENT_TYPE, self.text())
+            return Response(CONTENT_TYPE, self.text())
         return None if self._page is None else self._page.answer(path, query)
 
     def close(self) -> None:

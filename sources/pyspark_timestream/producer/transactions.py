@@ -292,7 +292,7 @@ def read_entries(
         return {task: requests.run(partial(read, name), _READ) for name, task in tasks.items()}
 
 
-class _Groups:
+class _GroupReader:
     """Reads consumer groups, of one topic or of all."""
 
     def __init__(self, client: BoundedClient, topic: str | None) -> None:
@@ -334,10 +334,13 @@ class _Groups:
 @contextmanager
 def _open_groups(
     config: Mapping[str, str], topic: str | None
-) -> Iterator[tuple[_Groups, Requests]]:
+) -> Iterator[tuple[_GroupReader, Requests]]:
     requests = _query_requests(config, topic)
     try:
-        yield _Groups(requests.open_client(AdminClient, reading_config(config)), topic), requests
+        yield (
+            _GroupReader(requests.open_client(AdminClient, reading_config(config)), topic),
+            requests,
+        )
     finally:
         requests.close()
 

@@ -285,11 +285,11 @@ def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table
     keys = [_encode(table[name]) for name in fold.by]
     if all(_is_safe(table, partial, data_type) for partial, data_type in data_types.items()):
         codes = _Codes(us, fold.pane_us, keys)
-        groups = _Groups(codes.codes, codes.size)
+        groups = _RowGroups(codes.codes, codes.size)
         panes, key_indexes = codes.split(groups.used)
     else:
         # Spark adds these rows itself, so that a sum is out of bounds where Spark says so.
-        groups = _Groups(np.arange(len(us)), len(us))
+        groups = _RowGroups(np.arange(len(us)), len(us))
         panes, key_indexes = _floor(us, fold.pane_us), [key.indices.to_numpy() for key in keys]
     results = [pa.array(panes).cast(INSTANT), pa.nulls(len(panes), INSTANT)]
     results += [
@@ -377,7 +377,7 @@ class _Codes:
         return (codes + self._first_pane) * self._pane_us, indexes[::-1]
 
 
-class _Groups:
+class _RowGroups:
     """Groups of rows, in the order of their codes.
 
     Attributes:
@@ -442,7 +442,7 @@ class _Values:
         numbers: Instants = (pc.fill_null(values, 0) if values.null_count else values).to_numpy()
         return numbers
 
-    def fold(self, function: Function, groups: _Groups, data_type: pa.DataType) -> pa.Array:
+    def fold(self, function: Function, groups: _RowGroups, data_type: pa.DataType) -> pa.Array:
         """Return the result of `function` for each group, in `data_type`."""
         if function == "count":
             return pa.array(groups.count(self._valid_rows))
@@ -462,7 +462,9 @@ class _Values:
             return self._ranked.take(results)
         return (results.cast(pa.int32()) if types.is_date32(data_type) else results).cast(data_type)
 
-    def _fold_large(self, function: Function, groups: _Groups, data_type: pa.DataType) -> pa.Array:
+    def _fold_large(
+        self, function: Function, groups: _RowGroups, data_type: pa.DataType
+    ) -> pa.Array:
         rows = pa.table({"code": pa.array(groups.codes), "value": self._values})
         folded = rows.group_by("code", use_threads=False).aggregate([("value", function)])
         order = pc.sort_indices(folded["code"])

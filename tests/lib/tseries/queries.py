@@ -8,7 +8,7 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.downsampling import Downsampling
 from pyspark_tseries.model.ranges import NO_LIMIT, Point, Query, Range
 from pyspark_tseries.read.downsample import finish
-from pyspark_tseries.read.select import Events
+from pyspark_tseries.read.select import SeriesEvents
 from pyspark_tseries.read.states import Folding
 
 ANCHORS = ["start", "sequence", "time", "last_count", "last_us"]
@@ -140,7 +140,7 @@ def columns(*histories):
     codes, sequence, us, original, erased = (np.array(c, np.int64) for c in zip(*rows, strict=True))
     names = pa.array([f"s{i}" for i in range(len(histories))])
     flags = erased.astype(bool) if erased.any() else None
-    return Events(names, codes, sequence, us, original, flags)
+    return SeriesEvents(names, codes, sequence, us, original, flags)
 
 
 def aggregate(

@@ -9,7 +9,7 @@ from tseries.queries import QUERIES, columns, histories, oracle
 
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.ranges import Point, Query, Range
-from pyspark_tseries.read.select import Events, select
+from pyspark_tseries.read.select import SeriesEvents, select
 
 
 @pytest.mark.thorough
@@ -40,6 +40,6 @@ def test_the_first_series_whose_anchor_has_no_time_is_named():
 
 def test_no_series_at_all_are_an_empty_result():
     none = np.empty(0, np.int64)
-    events = Events(pa.array([], pa.string()), none, none, none, none)
+    events = SeriesEvents(pa.array([], pa.string()), none, none, none, none)
     for query in (Query(), Query("allEdits", Range(Point("sequence", 9), Point("next_us", 1)))):
         assert select(events, query).rows.tolist() == []

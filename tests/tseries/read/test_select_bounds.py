@@ -13,7 +13,7 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.ranges import NO_LIMIT, UNLIMITED, Point, Query, Range, RetainedRange
-from pyspark_tseries.read.select import Events, compute_bounds, select
+from pyspark_tseries.read.select import SeriesEvents, compute_bounds, select
 
 ALL = Point("last_count", 0)
 
@@ -50,7 +50,7 @@ def test_what_is_outside_the_bounds_changes_no_result(history, query, spare):
     if not len(rows):
         assert answer(events, query) == ([], 0)
         return
-    fewer = Events(
+    fewer = SeriesEvents(
         events.names,
         *(c[rows] for c in (events.codes, events.sequence, events.us, events.original)),
         None if events.erased is None else events.erased[rows],

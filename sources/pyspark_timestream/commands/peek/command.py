@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.commands.peek.detect import (
+from pyspark_timestream.commands.peek.detect import Detection, format_schema_id
+from pyspark_timestream.commands.peek.examine import (
     Candidate,
-    Detection,
     NoSample,
+    TopicReport,
     TopicSample,
-    format_schema_id,
+    examine,
 )
-from pyspark_timestream.commands.peek.examine import TopicReport, examine
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.options import is_secret, option_specs
 from pyspark_timestream.errors import OptionError, TimestreamError

@@ -1,8 +1,15 @@
 """Finds out how the source would read a sample: options, columns, times, rows.
 
 Payloads that no schema can read stay binary, and a note says why.
+
+A candidate for the event time is readable as a time between 1990 and 2100 in most of the records
+that have it. Its unit follows from its type, its text, or the range of its numbers. Candidates are
+ordered by name, then by nearness to the record's timestamp. A number with a name that does not
+suggest a time, far from the record's timestamp, may be anything, so it comes after that timestamp.
 """
 
+import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,15 +20,11 @@ import pyarrow as pa
 
 from pyspark_timestream.commands.peek.detect import (
     UINT64,
-    Candidate,
     Columns,
     Detection,
     Payloads,
-    TopicSample,
     ask_registry,
-    can_be_time,
     detect_side,
-    find_candidates,
     find_reader_options,
     format_columns,
     infer_json,
@@ -29,13 +32,32 @@ from pyspark_timestream.commands.peek.detect import (
     list_schema_ids,
     read_schema,
 )
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    PROBABLE_US,
+    TIME_UNITS,
+    Times,
+    read_record_times,
+    read_value_times,
+)
 from pyspark_timestream.core.policies import KEEP_ALL
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
 from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, default_schema, project
-from pyspark_timestream.kafka.decode.formats import check_fields, decode_side, split_value_frames
+from pyspark_timestream.kafka.decode.formats import (
+    HEADERS,
+    check_fields,
+    decode_side,
+    split_value_frames,
+)
 from pyspark_timestream.kafka.decode.payload import ProcessedBlock, interleave_ctis, read_payload
-from pyspark_timestream.kafka.decode.records import METADATA, REASONS, RequestedFields
-from pyspark_timestream.kafka.diagnosis.samples import parse_object
+from pyspark_timestream.kafka.decode.records import (
+    METADATA,
+    REASONS,
+    RecordBlock,
+    RequestedFields,
+    read_header,
+)
+from pyspark_timestream.kafka.diagnosis.samples import parse_object, split_name, suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -45,6 +67,7 @@ from pyspark_timestream.kafka.options.reading import (
     ReaderSchema,
     Side,
 )
+from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.kafka.registry import (
     SchemaRegistry,
     fix_readers,
@@ -61,6 +84,202 @@ _MAX_COLUMNS: Final = 60
 _METADATA_PREFIX: Final = "kafka_"
 _CORRUPT_COLUMN: Final = "_malformed"
 _KEY_PREFIX: Final = "record_key."
+
+
+class NoSample(Exception):
+    """There is nothing to look at; the text is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSample:
+    """The newest records of a topic, by partition and in offset order, with all columns.
+
+    The topic holds `offsets` offsets, but not each of them has a record.
+    """
+
+    topic: str
+    partitions: int
+    offsets: int
+    blocks: tuple[tuple[Partition, RecordBlock], ...]
+
+    def __len__(self) -> int:
+        return sum(len(block.offsets) for _, block in self.blocks)
+
+    def payloads(self, side: Side) -> pa.Array:
+        """Return all values, or all keys."""
+        return self._concat(f"{side}s", pa.binary())
+
+    def headers(self) -> pa.Array:
+        """Return the headers of all records."""
+        return self._concat("headers", METADATA["headers"])
+
+    def timestamps_ms(self) -> pa.Array:
+        """Return the timestamps of all records."""
+        return self._concat("timestamps_ms", pa.int64())
+
+    def _concat(self, name: str, data_type: pa.DataType) -> pa.Array:
+        pieces = [getattr(block, name) for _, block in self.blocks]
+        return pa.concat_arrays(pieces) if pieces else pa.array([], data_type)
+
+
+_YEAR_US: Final = 366 * DAY_US
+
+_EVENT: Final = frozenset(
+    ("ts", "time", "timestamp", "event", "occurred", "occurrence", "happened", "datetime")
+)
+_RELATED: Final = frozenset(
+    ("created", "creation", "at", "date", "when", "start", "started", "measured", "observed")
+)
+_OTHER: Final = frozenset(
+    (
+        *("updated", "modified", "processed", "processing", "ingested", "ingest", "ingestion"),
+        *("received", "loaded", "expires", "expiry", "expired", "deleted", "end", "ended"),
+        *("until", "valid", "birth", "born", "due"),
+    )
+)
+"""Words in the names of times that are not the time of the event."""
+
+_EVENT_NAME, _RELATED_NAME, _RECORD, _PLAIN_FIELD, _OTHER_NAME = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A possible `startTime`, with the bounds of its times and of their lags behind their records.
+
+    `kind` is `timestamp`, `date`, `text` or `number`, or `record` for the record's own timestamp;
+    `unit` is the unit of numbers; `readable` the number of records with a plausible time. A time
+    after its record's timestamp has a negative lag.
+    """
+
+    source: str
+    kind: str
+    unit: str
+    readable: int
+    first_us: int
+    last_us: int
+    least_lag_us: int | None = None
+    most_lag_us: int | None = None
+
+
+def can_be_time(data_type: pa.DataType) -> bool:
+    """Return whether a field of this type may hold a time."""
+    return bool(
+        pa.types.is_string(data_type)
+        or pa.types.is_integer(data_type)
+        or pa.types.is_floating(data_type)
+        or pa.types.is_timestamp(data_type)
+        or pa.types.is_date32(data_type)
+    )
+
+
+def find_candidates(
+    fields: Mapping[str, Sequence[pa.Array]],
+    types: Mapping[str, pa.DataType],
+    headers: pa.Array,
+    timestamps_ms: pa.Array,
+) -> tuple[Candidate, ...]:
+    """Find the candidates for the event time of n records, the best one first.
+
+    `fields` has each field's contents by its path, in arrays of n values in all; `types` has the
+    types of their columns.
+    """
+    record_times = read_record_times(timestamps_ms)
+    ranked: list[tuple[tuple[int, int, int], Candidate]] = []
+    contents = [(f"field:{path}", pieces, types.get(path)) for path, pieces in fields.items()]
+    contents += [
+        (f"header:{name}", [read_header(headers, name)], None) for name in _list_headers(headers)
+    ]
+    for index, (source, pieces, data_type) in enumerate(contents):
+        candidate = _examine(source, pieces, data_type, record_times)
+        if candidate is not None:
+            nearness = _rank_lag(candidate.least_lag_us, candidate.most_lag_us)
+            rank = _rank_name(source)
+            if rank == _PLAIN_FIELD and (candidate.kind != "number" or nearness == 0):
+                # Such a value is almost certainly a time.
+                rank = _RELATED_NAME
+            ranked.append(((rank, nearness, index), candidate))
+    timestamp = _describe("record:timestamp", "record", "", record_times, record_times)
+    if timestamp is not None:
+        ranked.append(((_RECORD, 0, 0), timestamp))
+    return tuple(candidate for _, candidate in sorted(ranked, key=lambda pair: pair[0]))
+
+
+def _list_headers(headers: pa.Array) -> list[str]:
+    names = [header["key"] for record in headers.to_pylist() for header in record or ()]
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if name.strip()
+        and name.isprintable()
+        and not suggests_secret(name)
+        and name not in HEADERS.values()
+    ]
+
+
+def _examine(
+    source: str, pieces: Sequence[pa.Array], data_type: pa.DataType | None, record_times: Times
+) -> Candidate | None:
+    present = sum(len(piece) - piece.null_count for piece in pieces)
+    times = {unit: _read_times(pieces, unit) for unit in TIME_UNITS}
+    counts = {unit: int(np.count_nonzero(is_read)) for unit, (_, is_read) in times.items()}
+    unit = max(counts, key=counts.__getitem__)
+    if not present or 2 * counts[unit] <= present:
+        return None
+    # A time that brings its own unit is the same in all of them.
+    is_number = len(set(counts.values())) > 1
+    kind = "number" if is_number else "text"
+    if data_type is not None and pa.types.is_timestamp(data_type):
+        kind = "timestamp"
+    if data_type is not None and pa.types.is_date32(data_type):
+        kind = "date"
+    return _describe(source, kind, unit if is_number else "", times[unit], record_times)
+
+
+def _read_times(pieces: Sequence[pa.Array], unit: str) -> Times:
+    """Read the plausible times in a field's pieces."""
+    times = [read_value_times(piece, unit) for piece in pieces]
+    us = np.concatenate([us for us, _ in times])
+    is_read = np.concatenate([is_read for _, is_read in times])
+    start, end = PROBABLE_US
+    return us, is_read & (us >= start) & (us < end)
+
+
+def _describe(
+    source: str, kind: str, unit: str, times: Times, record_times: Times
+) -> Candidate | None:
+    us, is_read = times
+    if not is_read.any():
+        return None
+    has_both = is_read & record_times[1]
+    lags = (record_times[0] - us)[has_both].tolist()
+    return Candidate(
+        source=source,
+        kind=kind,
+        unit=unit,
+        readable=int(np.count_nonzero(is_read)),
+        first_us=int(us[is_read].min()),
+        last_us=int(us[is_read].max()),
+        least_lag_us=min(lags, default=None),
+        most_lag_us=max(lags, default=None),
+    )
+
+
+def _rank_name(source: str) -> int:
+    """Rank a field or header by the words of its last name; lower is better."""
+    name = re.split("[.:]", source)[-1]
+    words = set(split_name(name))
+    if words & _OTHER:
+        return _OTHER_NAME
+    if words & _EVENT:
+        return _EVENT_NAME
+    return _RELATED_NAME if words & _RELATED else _PLAIN_FIELD
+
+
+def _rank_lag(least_us: int | None, most_us: int | None) -> int:
+    if least_us is None or most_us is None:
+        return 1
+    middle = abs(statistics.mean((least_us, most_us)))
+    return 0 if middle <= DAY_US else 1 if middle <= _YEAR_US else 2
 
 
 class ReadingPlan(NamedTuple):

@@ -20,7 +20,7 @@ from pyspark_timestream.commands.explanation import (
     describe_operator,
 )
 from pyspark_timestream.commands.peek.command import read_arguments, select_reading
-from pyspark_timestream.commands.peek.detect import NoSample
+from pyspark_timestream.commands.peek.examine import NoSample
 from pyspark_timestream.commands.watch.case_records import CaseRecords, read_case
 from pyspark_timestream.commands.watch.follow import (
     Case,

@@ -20,7 +20,7 @@ from pyspark_timestream.commands.watch.state_files import QueryState
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.diagnosis.history import BatchReport
 from pyspark_timestream.serving import (
-    Answer,
+    Response,
     answer_file,
     answer_sections,
     digest,
@@ -84,11 +84,11 @@ class LivePage:
             self._news += 1
             self._changed.notify_all()
 
-    def answer(self, path: str, query: str) -> Answer | None:
+    def answer(self, path: str, query: str) -> Response | None:
         """Answer a request; None: there is no such page."""
         if path in (self._root, self._root.rstrip("/")):
             shell = render_shell(self._title, self._root, "watch.css", within=NEEDS_SCRIPT)
-            return Answer("text/html; charset=utf-8", shell)
+            return Response("text/html; charset=utf-8", shell)
         if not path.startswith(self._root):
             return None
         name = path.removeprefix(self._root)
@@ -100,7 +100,7 @@ class LivePage:
             case _:
                 return answer_file(__package__, name)
 
-    def _answer_case(self, query: str) -> Answer | None:
+    def _answer_case(self, query: str) -> Response | None:
         """Answer with the records of a case; only cases that are shown have a page."""
         parameters, (_, views, *_) = parse_qs(query), self._drawn
         try:
@@ -117,9 +117,9 @@ class LivePage:
                 sample = self._read_case(case)
             except (OptionError, TimestreamError, OSError) as error:
                 sample = str(error)
-        return Answer("text/html; charset=utf-8", render_case(case, sample, self._root))
+        return Response("text/html; charset=utf-8", render_case(case, sample, self._root))
 
-    def _answer_sections(self, query: str) -> Answer:
+    def _answer_sections(self, query: str) -> Response:
         old_digests, end_s = read_seen(query), time.monotonic() + self._wait_s
         while True:
             news, sections, digests = self._draw()
@@ -198,7 +198,7 @@ class LiveQueries:
             self._ended_us[query] = self._read_clock()
         self._page.note_news()
 
-    def answer(self, path: str, query: str) -> Answer | None:
+    def answer(self, path: str, query: str) -> Response | None:
         """Answer a request; None: there is no such page."""
         return self._page.answer(path, query)
 

@@ -69,7 +69,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _ColumnStep:
     name: str
     path: tuple[int, ...]
     type: pa.DataType
@@ -317,7 +317,7 @@ class _Typing:
                 return self._like(node)
         return self._compare(node)
 
-    def _column(self, names: tuple[str, ...]) -> _Column:
+    def _column(self, names: tuple[str, ...]) -> _ColumnStep:
         name = _find(names[0], self._columns) or _find(names[0], self._others)
         if name is None:
             raise self._unknown(names)
@@ -335,7 +335,7 @@ class _Typing:
                 raise self._unknown(names)
             path.append(index)
             data_type = data_type.field(index).type
-        return _Column(name, tuple(path), data_type)
+        return _ColumnStep(name, tuple(path), data_type)
 
     def _unknown(self, names: tuple[str, ...]) -> _Wrong:
         dotted = ".".join(names)
@@ -363,7 +363,7 @@ class _Typing:
 
     def _in(self, node: Operation) -> _Step:
         operand = self._operand(node.inputs[0])
-        if not isinstance(operand, _Column):
+        if not isinstance(operand, _ColumnStep):
             raise _Wrong("'in' is not behind a column", "write the column first")
         every = [
             _make_value(constant) for constant in node.inputs[1:] if isinstance(constant, Constant)
@@ -377,7 +377,7 @@ class _Typing:
 
     def _like(self, node: Operation) -> _Step:
         operand = self._operand(node.inputs[0])
-        if not isinstance(operand, _Column) or operand.type != pa.string():
+        if not isinstance(operand, _ColumnStep) or operand.type != pa.string():
             raise _Wrong(f"'like' is behind {_show(node.inputs[0])}, which is no column of strings")
         pattern, escape = (
             constant.value for constant in node.inputs[1:] if isinstance(constant, Constant)
@@ -568,13 +568,13 @@ def _unify_decimals(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     return pa.decimal128(digits, scale)
 
 
-def _find_common(operand: _Column, values: list[_Value]) -> pa.DataType:
+def _find_common(operand: _ColumnStep, values: list[_Value]) -> pa.DataType:
     """Return the type in which Spark compares an operand with all values of a list."""
     common: _Step = operand
     for value in values:
         data_type = _unify(common, value, in_list=True)
         # This value has been checked; the next ones are checked against the common type so far.
-        common = _Column(operand.name, operand.path, data_type)
+        common = _ColumnStep(operand.name, operand.path, data_type)
     if not _is_comparable(common.type):
         raise _Wrong(f"{_name(common.type)} is not compared")
     return common.type

@@ -133,7 +133,7 @@ FindOffsets = Callable[[Mapping[Partition, int]], Mapping[Partition, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Bound:
+class _ReadBound:
     """The options for one bound of a read, its start or its end; a timestamp overrides offsets.
 
     Attributes:
@@ -233,8 +233,8 @@ class _Bound:
         )
 
 
-def _read_start(options: KafkaOptions) -> _Bound:
-    return _Bound(
+def _read_start(options: KafkaOptions) -> _ReadBound:
+    return _ReadBound(
         "start",
         options.starting_timestamp_ms,
         options.starting_timestamps_ms,
@@ -244,8 +244,8 @@ def _read_start(options: KafkaOptions) -> _Bound:
     )
 
 
-def _read_end(options: KafkaOptions) -> _Bound:
-    return _Bound(
+def _read_end(options: KafkaOptions) -> _ReadBound:
+    return _ReadBound(
         "end",
         options.ending_timestamp_ms,
         options.ending_timestamps_ms,

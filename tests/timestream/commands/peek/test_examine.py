@@ -12,8 +12,7 @@ from schema_registry import Mode, serve_schema_registry
 from timestream.builders import at, block
 
 from pyspark_timestream.commands.peek.command import format_report, format_snippet, to_json
-from pyspark_timestream.commands.peek.detect import TopicSample
-from pyspark_timestream.commands.peek.examine import examine
+from pyspark_timestream.commands.peek.examine import TopicSample, examine
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options

@@ -47,7 +47,7 @@ class _Buffer(ctypes.Structure):
     _fields_ = (("at", c_void_p), ("used", c_int64), ("room", c_int64))
 
 
-class _Column(ctypes.Structure):
+class _NativeColumn(ctypes.Structure):
     _fields_ = (
         ("rows", c_int64),
         ("nulls", c_int64),
@@ -71,10 +71,10 @@ class Block(ctypes.Structure):
         ("stamp_types", _Buffer),
         ("header_starts", _Buffer),
         ("header_valid", _Buffer),
-        ("keys", _Column),
-        ("values", _Column),
-        ("header_names", _Column),
-        ("header_values", _Column),
+        ("keys", _NativeColumn),
+        ("values", _NativeColumn),
+        ("header_names", _NativeColumn),
+        ("header_values", _NativeColumn),
         ("problem", c_int32),
         ("problem_partition", c_int32),
         ("problem_offset", c_int64),
@@ -192,7 +192,9 @@ def _build_numbers(data_type: pa.DataType, rows: int, data: pa.Buffer) -> pa.Arr
 
 
 def _build_values(
-    take: Callable[[_Buffer], pa.Buffer], column: _Column, data_type: pa.DataType | None = None
+    take: Callable[[_Buffer], pa.Buffer],
+    column: _NativeColumn,
+    data_type: pa.DataType | None = None,
 ) -> pa.Array:
     buffers = [take(column.valid), take(column.starts), take(column.data)]
     if not column.nulls:

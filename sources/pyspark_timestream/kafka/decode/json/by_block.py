@@ -165,7 +165,7 @@ def scan_block(fields: RequestedFields, values: pa.Array) -> ScannedBlock | None
     n = len(values)
     bounds = np.frombuffer(starts, np.int32)[values.offset :]
     text_bytes = int(bounds[n]) - int(bounds[0])
-    columns = {path: _Column(field, n, text_bytes) for path, field in plan.fields.items()}
+    columns = {path: _JsonColumn(field, n, text_bytes) for path, field in plan.fields.items()}
     field_structs = [
         column.describe(plan.describe_location(path)) for path, column in columns.items()
     ]
@@ -227,7 +227,7 @@ def _find_kind(target: pa.DataType) -> int | None:
     return _DECIMAL if types.is_decimal128(target) else None
 
 
-class _Column:
+class _JsonColumn:
     """The buffers for n values of a field, and the array that they become."""
 
     def __init__(self, field: _ScanField, n: int, text_bytes: int) -> None:

@@ -5,7 +5,7 @@ import pytest
 from timestream.builders import HEADERS, INSTANT
 
 from pyspark_timestream.commands.peek.command import format_lag
-from pyspark_timestream.commands.peek.detect import Candidate, find_candidates
+from pyspark_timestream.commands.peek.examine import Candidate, find_candidates
 
 NOW_S = 1_700_000_000
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
