@@ -56,6 +56,20 @@ def find_long_decimals(values: pa.Array, data_type: pa.DataType) -> pa.Array:
     return pc.greater(pc.abs(values), pa.scalar(bound, values.type))
 
 
+_STRUCTS_OF_SPARK: Final = (b"variant", b"geometry", b"geography")
+
+
+def name_struct_of_spark(data_type: pa.DataType) -> str | None:
+    """Return `variant`, `geometry` or `geography`, which Arrow has as a marked struct, or None.
+
+    A field's comment is metadata too, and marks nothing.
+    """
+    if not pa.types.is_struct(data_type):
+        return None
+    marks = {mark for child in data_type for mark in child.metadata or ()}
+    return next((mark.decode() for mark in _STRUCTS_OF_SPARK if mark in marks), None)
+
+
 class CtiRows(NamedTuple):
     """A block's data rows, separated from its CTI rows (semantics 2.9).
 

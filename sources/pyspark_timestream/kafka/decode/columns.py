@@ -3,13 +3,15 @@
 The rules are semantics 1.2, 13.1, 13.2, 13.11 and 13.12.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from pyspark_timestream.core.arrow import name_struct_of_spark
 from pyspark_timestream.core.policies import KINDS, POLICIES, name_any
 from pyspark_timestream.errors import CheckpointMismatch, OptionError, SchemaRefused
+from pyspark_timestream.kafka.decode.convert import contains
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
 from pyspark_timestream.kafka.decode.where import Condition, resolve
 from pyspark_timestream.kafka.options.options import CTI_SOURCES, KafkaOptions
@@ -135,6 +137,13 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
         OptionError: an option for times is ambiguous in this schema, or leads nowhere; or option
             `where` names no column or compares what cannot be compared.
     """
+    name = _find_repeated(list(schema))
+    if name is not None:
+        raise SchemaRefused(
+            f"the schema has '{name}' twice",
+            "names that differ, of columns and of the fields of a struct",
+            "leave one of the two out, or rename it",
+        )
     by_name = {options.metadata_prefix + name: name for name in METADATA}
     metadata: dict[str, str] = {}
     fields: list[pa.Field] = []
@@ -168,6 +177,19 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
         dead_letter=dead_letter,
         condition=condition,
     )
+
+
+def _find_repeated(fields: Sequence[pa.Field]) -> str | None:
+    """Return a name that two of the fields have, or two fields of a struct inside of them."""
+    names: set[str] = set()
+    for field in fields:
+        if field.name in names:
+            return str(field.name)
+        names.add(field.name)
+        inner = _find_repeated([field.type.field(i) for i in range(field.type.num_fields)])
+        if inner is not None:
+            return inner
+    return None
 
 
 def _find_condition(
@@ -307,6 +329,13 @@ def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:
 
 def _check_field(form: str, column: pa.Field) -> pa.Field:
     """Check the type of a JSON field; other formats check it against their schema."""
+    if contains(column.type, _is_struct_of_spark):
+        raise _column_refused(
+            column,
+            "is or contains a variant, geometry or geography, which is not read from payloads",
+            "the types that the payloads have",
+            "declare it a string or binary, and use a function such as parse_json on it",
+        )
     bad = find_unsupported_type(column.type) if form == "json" else None
     if bad is not None:
         raise _column_refused(
@@ -317,6 +346,10 @@ def _check_field(form: str, column: pa.Field) -> pa.Field:
             "declare it a string and use from_json on it",
         )
     return column
+
+
+def _is_struct_of_spark(data_type: pa.DataType) -> bool:
+    return name_struct_of_spark(data_type) is not None
 
 
 def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import MAX_DIGITS
+from pyspark_timestream.core.arrow import MAX_DIGITS, name_struct_of_spark
 from pyspark_timestream.core.instants import DAY_US, INSTANT, Mask, parse_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.parsers import format_path
@@ -407,7 +407,7 @@ def _find(name: str, columns: Mapping[str, Any]) -> str | None:
 
 
 def _find_field(data_type: pa.DataType, name: str) -> int | None:
-    if not pa.types.is_struct(data_type) or any(child.metadata for child in data_type):
+    if not pa.types.is_struct(data_type) or name_struct_of_spark(data_type):
         return None
     indexes = {child.name: index for index, child in enumerate(data_type)}
     field_name = _find(name, indexes)

@@ -313,7 +313,11 @@ def _parse_pattern(value: str) -> str:
 def _parse_assign(value: str) -> tuple[Partition, ...]:
     topics = _parse_json_object(value)
     try:
-        assigned = {Partition(topic, number) for topic, nums in topics.items() for number in nums}
+        assigned = {
+            Partition(parse_topic(topic), number)
+            for topic, numbers in topics.items()
+            for number in numbers
+        }
     except TypeError as error:
         raise ValueError("a topic's value must be a list of partition numbers") from error
     if not assigned or not all(_is_count(partition.number) for partition in assigned):

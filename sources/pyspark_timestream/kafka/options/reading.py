@@ -189,6 +189,7 @@ class ReadingOptions:
         SUBSCRIBE,
         None,
         description="topics, separated by commas; this, `subscribePattern` or `assign` is required",
+        help="correct it",
         may_change=False,
         changes="more",
         excludes=("subscribePattern", "assign"),
@@ -201,6 +202,7 @@ class ReadingOptions:
             "a Python regular expression that matches whole topic names; topics that appear later "
             "are read from earliest; Kafka's internal topics never match"
         ),
+        help="correct it",
         may_change=False,
         excludes=("assign",),
     )
@@ -209,6 +211,7 @@ class ReadingOptions:
         ASSIGN,
         None,
         description='exact partitions: `{"topic": [0, 1]}`',
+        help="correct it",
         may_change=False,
     )
     starting_offsets: int | Mapping[Partition, int] = option(

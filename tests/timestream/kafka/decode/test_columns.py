@@ -2,6 +2,15 @@
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    GeometryType,
+    IntegerType,
+    StructField,
+    StructType,
+    VariantType,
+)
 from timestream.builders import HEADERS, INSTANT, options, projection
 
 from pyspark_timestream.errors import OptionError, SchemaRefused
@@ -227,3 +236,42 @@ def test_a_dead_letter_column_of_another_type_is_refused_with_its_own(name):
     given = options(valueFormat="avro", valueSchema='"long"')
     with pytest.raises(SchemaRefused, match=f"column '{name}' is string, but carries the"):
         projection(given, (name, pa.string()))
+
+
+INT = pa.int32()
+
+
+@pytest.mark.parametrize(
+    ("columns", "twice"),
+    [
+        ([("a", INT), ("a", INT)], "a"),
+        ([("a", INT), ("b", INT), ("a", pa.string())], "a"),
+        ([("offset", pa.int64()), ("offset", pa.int64())], "offset"),
+        ([("x", pa.struct([("y", INT), ("z", INT), ("y", INT)]))], "y"),
+        ([("x", pa.map_(pa.string(), pa.list_(pa.struct([("y", INT), ("y", INT)]))))], "y"),
+    ],
+)
+def test_a_name_that_is_there_twice_is_refused(columns, twice):
+    """One of the two would be lost, or Spark would read the columns of the rows in disorder."""
+    with pytest.raises(SchemaRefused, match=f"the schema has '{twice}' twice"):
+        projection(options(valueFormat="json"), *columns)
+
+
+def test_names_that_differ_in_case_or_place_are_not_twice_the_same():
+    columns = [("a", INT), ("A", INT), ("x", pa.struct([("a", INT), ("A", INT)]))]
+    found = projection(options(valueFormat="json"), *columns)
+    assert found.fields.names == ["a", "A", "x"]
+
+
+@pytest.mark.parametrize("kind", [VariantType(), ArrayType(VariantType()), GeometryType(4326)])
+def test_a_type_of_spark_s_own_is_refused_by_its_name(kind):
+    """Arrow has it as a struct, whose fields no payload has: each row would be null in silence."""
+    columns = to_arrow_schema(StructType([StructField("a", kind)]), timezone="UTC")
+    with pytest.raises(SchemaRefused, match="column 'a' is or contains a variant, geometry or"):
+        project(options(valueFormat="json"), columns)
+
+
+def test_a_field_with_a_comment_is_a_field_to_where():
+    inner = StructType([StructField("y", IntegerType(), metadata={"comment": "of the shop"})])
+    columns = to_arrow_schema(StructType([StructField("x", inner)]))
+    assert project(options(valueFormat="json", where="x.y = 1"), columns).condition is not None

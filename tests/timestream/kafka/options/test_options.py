@@ -1,6 +1,7 @@
 """Every option of transport `kafka`: its refusals, the presets, and secrets that stay secret."""
 
 import dataclasses
+import json
 
 import pytest
 import refused_texts
@@ -498,6 +499,19 @@ def test_starting_offsets_must_be_words_or_offsets_by_partition(value):
 def test_what_an_option_says_twice_is_refused_since_one_would_be_lost(name, value, problem):
     other = {"assign": value} if name == "assign" else {**GIVEN, name: value}
     assert refusal(**other).startswith(f"option '{name}': cannot read '{value}' ({problem}")
+
+
+@pytest.mark.parametrize("name", ["subscribe", "subscribePattern", "assign"])
+def test_no_default_is_advised_where_there_is_none(name):
+    said = refusal(**{name: " "})
+    assert said.endswith("next step: correct it"), said
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "a/b", "x" * 250])
+def test_a_name_that_no_topic_has_is_refused_by_its_option(topic):
+    said = refusal(assign=json.dumps({topic: [0]}))
+    assert said.startswith(f"option 'assign': cannot read '{{\"{topic}\": [0]}}'")
+    assert f"('{topic}' is not a topic name)" in said
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsetsByTimestamp", "ctiImport"])
