@@ -60,7 +60,7 @@ _STRUCTS_OF_SPARK: Final = (b"variant", b"geometry", b"geography")
 
 
 def name_struct_of_spark(data_type: pa.DataType) -> str | None:
-    """Return `variant`, `geometry` or `geography`, which Arrow has as a marked struct, or None.
+    """Return the name of a variant, geometry or geography, in Arrow a marked struct, or None.
 
     A field's comment is metadata too, and marks nothing.
     """
