@@ -271,10 +271,7 @@ def _render_png(picture: str, scale: float) -> bytes:
     # resvg silently leaves out text in a family that is not installed.
     empty = render(_PROBE.format(""), 1, _FAMILIES[0])
     for family in _FAMILIES:
-        if (
-            render(_PROBE.format('<text y="15" font-family="sans-serif">M</text>'), 1, family)
-            != empty
-        ):
+        if render(_PROBE.format(_LETTER), 1, family) != empty:
             return render(picture, scale, family)
     raise InvalidQuery(
         f"this machine has none of the fonts {', '.join(_FAMILIES)}, so a PNG would have no text",

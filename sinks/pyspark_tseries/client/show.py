@@ -162,14 +162,12 @@ def _choose_style(arguments: argparse.Namespace, out: TextIO) -> Style:
     has_colours = arguments.color == "always" or (
         arguments.color == "auto" and in_terminal and not plain
     )
-    return Style(
-        width, arguments.height, has_colours, arguments.ascii or not _can_write(_PROBE, out)
-    )
+    return Style(width, arguments.height, has_colours, arguments.ascii or not _can_draw(out))
 
 
-def _can_write(text: str, out: TextIO) -> bool:
+def _can_draw(out: TextIO) -> bool:
     try:
-        text.encode(out.encoding or "ascii")
+        _PROBE.encode(out.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

@@ -254,9 +254,9 @@ class _Engine:
                 self._connection, self._files = _open_duckdb(), 0
             return self._connection
 
-    def count_files(self, files: int) -> None:
-        """Count new files, because DuckDB may keep their footers."""
-        self._files += files
+    def count_file(self) -> None:
+        """Count a new file, because DuckDB may keep its footer."""
+        self._files += 1
 
     def cursor(self, view: View, names: Iterable[str]) -> "duckdb.DuckDBPyConnection":
         """Return this thread's cursor of a commit, with at least the views `names`."""
@@ -349,7 +349,7 @@ class _StoreCache:
             if not numbers:
                 self._layouts.append((schema, self._stored_types(file)))
             self._layout_of[file.path] = number
-            _ENGINE.count_files(1)
+            _ENGINE.count_file()
         return number
 
     def stored_types(self, layout: int) -> dict[str, str]:

@@ -230,7 +230,7 @@ def rebuild(
     require_owner(store, author_or_user(principal), "make the head again")
 
     def rebuild_index(head_id: int | None, version: int) -> SeriesIndex:
-        states, newest_us = scan_state(store.location, store.data_files(), -1)
+        states, newest_us = scan_state(store.location, store.data_files())
         recovered = recover_head(store)
         metadata, floors = recovered.metadata, min_retained_table(recovered.index)
         commit_us = max(newest_us, metadata.commit_us)

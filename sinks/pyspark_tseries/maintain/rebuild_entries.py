@@ -620,7 +620,7 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
     now_us = max(now_us, last_good_us)
     numbers = np.unique(to_int64(keys["commit"]))
     times = correct_times(numbers, _read_file_times(store, files), last_good_us, now_us)
-    states, _ = scan_state(store.location, store.data_files(), -1, expression=~late)
+    states, _ = scan_state(store.location, store.data_files(), expression=~late)
     change = plan_correction(keys, states.select(["series", "newest_us"]), times)
     return FutureCommits(tuple(files), change, now_us)
 
@@ -679,7 +679,7 @@ def _rewrite_file(
 def _rebuild_index(store: Store, files: Sequence[DataFile], now_us: int) -> SeriesIndex:
     """Build the index from the events, without floors that times in the future have raised."""
     before = store.index()
-    states, _ = scan_state(store.location, files, -1)
+    states, _ = scan_state(store.location, files)
     metadata, floors = _next_metadata(before.metadata, now_us), min_retained_table(before)
     if floors is not None:
         low_us = to_int64(floors["floor_us"])

@@ -45,7 +45,6 @@ NO_LIMIT: Final = 2**63 - 1
 """The limit of a query without one."""
 
 ANCHOR_KINDS: Final = ("start", "sequence", "time", "last_count", "last_us")
-SPAN_KINDS: Final = (*ANCHOR_KINDS, "next_count", "next_us", "previous_count", "previous_us")
 QUERY_KINDS: Final = ("values", "allEdits", "latestEdits")
 
 _MAX_VALUE: Final = 2**61
@@ -61,9 +60,9 @@ class Point:
     """An end of a range.
 
     Attributes:
-        kind: one of `SPAN_KINDS`: `start`; `sequence`; `time`, in us; `last_count` and `last_us`,
-            that many events before the end, or that long before the last event; `next_*` and
-            `previous_*` count from the anchor.
+        kind: `start`; `sequence`; `time`, in us; `last_count` and `last_us`, that many events
+            before the end, or that long before the last event; of a span also `next_*` and
+            `previous_*`, which count from the anchor.
         value: the number; 0 for `start`. Only a time may be negative.
     """
 

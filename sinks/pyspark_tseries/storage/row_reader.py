@@ -882,16 +882,18 @@ def scan_file(
 def scan_state(
     location: Location,
     data: Iterable[DataFile],
-    horizon: int,
     row_filter: RowFilter = ALL_ROWS,
     expression: pc.Expression | None = None,
 ) -> tuple[pa.Table, int]:
-    """Return the state of series from the events that pass, and the time of their newest commit."""
+    """Return the state of series from the events that pass, and the time of their newest commit.
+
+    The state is without a horizon.
+    """
     schema, states, newest_us = base_fields(STATE_COLUMNS), [], 0
     for file in data:
         file_states = []
         for table in scan_file(location, file, schema, row_filter, expression):
-            file_states.append(compute_state(table, horizon))
+            file_states.append(compute_state(table, -1))
             newest_us = max(newest_us, int(to_int64(table["commit_time"]).max(initial=0)))
         states.append(combine_states(file_states))
     return combine_states(states), newest_us

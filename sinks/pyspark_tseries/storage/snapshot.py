@@ -398,7 +398,7 @@ class Snapshot:
         names = None if series is None else sorted(set(series))
         row_filter = RowFilter(names, keys, commits=(MIN_NUMBER, self.as_of))
         data = [file for file in self.files if keys.overlaps(file.first, file.last)]
-        states, _ = scan_state(self.location, data, -1, row_filter)
+        states, _ = scan_state(self.location, data, row_filter)
         floors = min_retained_table(now)
         if floors is not None:
             floors = floors.filter(pc.is_in(floors["series"], states["series"].combine_chunks()))

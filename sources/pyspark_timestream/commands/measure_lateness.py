@@ -40,8 +40,8 @@ from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.offsets.positions import (
-    resolve_ends,
-    resolve_starts,
+    read_end,
+    read_start,
 )
 from pyspark_timestream.kafka.options.checks import adapt_to_batch, read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -593,8 +593,8 @@ def _find_ranges(
         )
     ends = broker.ends(partitions)
     earliest = broker.earliest(ends)
-    starts = resolve_starts(options, earliest, ends, broker.offsets_at, partitions)
-    stops = resolve_ends(options, earliest, ends, broker.offsets_at, partitions)
+    starts = read_start(options).resolve(earliest, ends, broker.offsets_at, partitions)
+    stops = read_end(options).resolve(earliest, ends, broker.offsets_at, partitions)
     is_limited = False
     if last_us is not None:
         each_newest_ms = (

@@ -46,7 +46,7 @@ from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata, group_name
 from pyspark_timestream.kafka.offsets.offset import StreamOffset, check_stream_offset
-from pyspark_timestream.kafka.offsets.positions import resolve_ends, resolve_starts
+from pyspark_timestream.kafka.offsets.positions import read_end, read_start
 from pyspark_timestream.kafka.offsets.tasks import (
     ReadSlice,
     leave_out,
@@ -417,8 +417,8 @@ class KafkaBatchReader(DataSourceReader):
         options, ends = self._options, broker.ends(requested)
         earliest = broker.earliest(ends)
         return (
-            resolve_starts(options, earliest, ends, broker.offsets_at, existing),
-            resolve_ends(options, earliest, ends, broker.offsets_at, existing),
+            read_start(options).resolve(earliest, ends, broker.offsets_at, existing),
+            read_end(options).resolve(earliest, ends, broker.offsets_at, existing),
         )
 
 

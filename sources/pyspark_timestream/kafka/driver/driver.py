@@ -72,9 +72,9 @@ from pyspark_timestream.kafka.offsets.positions import (
     fix_ends,
     has_reached,
     limit_ends,
+    read_start,
     reconcile,
     recreated_topics,
-    resolve_starts,
     unchanged_topics,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
@@ -445,7 +445,7 @@ class StreamDriver:
         imported = self._read_imported(None)
         high_watermarks = self._ends.get_high_watermarks() if imported else {}
         earliest, ends = self._ends.find_first_ranges()
-        starts = resolve_starts(self._options, earliest, ends, self._broker.offsets_at)
+        starts = read_start(self._options).resolve(earliest, ends, self._broker.offsets_at)
         fixed_ends = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
         high_watermarks = self._add_lacking_ends(high_watermarks, starts.keys() if imported else ())
         snapshot = BrokerSnapshot(

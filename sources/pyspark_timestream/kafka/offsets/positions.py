@@ -133,10 +133,11 @@ FindOffsets = Callable[[Mapping[Partition, int]], Mapping[Partition, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadBound:
+class ReadBound:
     """The options for one bound of a read, its start or its end; a timestamp overrides offsets.
 
     Attributes:
+        options: the options.
         verb: `start` or `end`, for names and messages.
         timestamp_ms: the timestamp for all partitions; it overrides `timestamps_ms`.
         timestamps_ms: the timestamp of each partition.
@@ -146,6 +147,7 @@ class _ReadBound:
             `startingOffsetsByTimestampStrategy` is `latest`.
     """
 
+    options: KafkaOptions
     verb: str
     timestamp_ms: int | None
     timestamps_ms: _ByPartition | None
@@ -162,26 +164,38 @@ class _ReadBound:
 
     def resolve(
         self,
-        options: KafkaOptions,
         earliest: _ByPartition,
         ends: _ByPartition,
         find_offsets: FindOffsets,
-        partitions: Collection[Partition] | None,
+        partitions: Collection[Partition] | None = None,
     ) -> dict[Partition, int]:
-        """Return where each partition of `ends` starts or ends, as `resolve_starts` does."""
+        """Return the first offset to read in each partition of `ends`, or the one after the last.
+
+        Args:
+            earliest: the first offset that each partition still has.
+            ends: the offset after each partition's last readable record.
+            find_offsets: is asked if timestamps decide.
+            partitions: all partitions of the read; None: the partitions in `ends`.
+
+        Raises:
+            OptionError: a topic or assigned partition does not exist, an option does not name
+                exactly the existing partitions, or no record is at or after a timestamp (with
+                strategy `error`).
+            DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
+        """
         partitions = ends if partitions is None else partitions
-        _check_exist(options, partitions)
+        _check_exist(self.options, partitions)
         if self.timestamp_ms is not None:
             instants_ms = dict.fromkeys(ends, self.timestamp_ms)
         elif self.timestamps_ms is not None:
             self._check_names(self.timestamps_ms, partitions)
             instants_ms = {partition: self.timestamps_ms[partition] for partition in ends}
         else:
-            return self._find_named_offsets(options, earliest, ends, partitions)
+            return self._find_named_offsets(earliest, ends, partitions)
         at_times, offsets = find_offsets(instants_ms), {}
         for partition, end in ends.items():
             offset = at_times.get(partition)
-            if offset is None and self.has_strategy and options.starting_strategy != "latest":
+            if offset is None and self.has_strategy and self.options.starting_strategy != "latest":
                 raise OptionError(
                     self.name,
                     f"{partition} has no record at or after timestamp {instants_ms[partition]}",
@@ -195,7 +209,6 @@ class _ReadBound:
 
     def _find_named_offsets(
         self,
-        options: KafkaOptions,
         earliest: _ByPartition,
         ends: _ByPartition,
         partitions: Collection[Partition],
@@ -210,7 +223,7 @@ class _ReadBound:
         for partition, end in ends.items():
             user_offsets = self.offsets[partition]
             offset = words[user_offsets][partition] if user_offsets in self.words else user_offsets
-            if not earliest[partition] <= offset <= end and options.fail_on_data_loss:
+            if not earliest[partition] <= offset <= end and self.options.fail_on_data_loss:
                 raise DataLost(
                     f"option '{self.name}': {partition} has offsets {earliest[partition]} to "
                     f"{end}, not {offset}; name one of them{spelt}, or set option "
@@ -233,8 +246,10 @@ class _ReadBound:
         )
 
 
-def _read_start(options: KafkaOptions) -> _ReadBound:
-    return _ReadBound(
+def read_start(options: KafkaOptions) -> ReadBound:
+    """Return the starting options of a read."""
+    return ReadBound(
+        options,
         "start",
         options.starting_timestamp_ms,
         options.starting_timestamps_ms,
@@ -244,8 +259,10 @@ def _read_start(options: KafkaOptions) -> _ReadBound:
     )
 
 
-def _read_end(options: KafkaOptions) -> _ReadBound:
-    return _ReadBound(
+def read_end(options: KafkaOptions) -> ReadBound:
+    """Return the ending options of a read."""
+    return ReadBound(
+        options,
         "end",
         options.ending_timestamp_ms,
         options.ending_timestamps_ms,
@@ -253,42 +270,6 @@ def _read_end(options: KafkaOptions) -> _ReadBound:
         (LATEST,),
         has_strategy=False,
     )
-
-
-def resolve_starts(
-    options: KafkaOptions,
-    earliest: Mapping[Partition, int],
-    ends: Mapping[Partition, int],
-    find_offsets: FindOffsets,
-    partitions: Collection[Partition] | None = None,
-) -> dict[Partition, int]:
-    """Return the first offset to read in each partition of `ends`.
-
-    Args:
-        options: the starting options.
-        earliest: the first offset that each partition still has.
-        ends: the offset after each partition's last readable record.
-        find_offsets: is asked if timestamps decide.
-        partitions: all partitions of the read; None: the partitions in `ends`.
-
-    Raises:
-        OptionError: a topic or assigned partition does not exist, an option does not name exactly
-            the existing partitions, or no record is at or after a timestamp (with strategy
-            `error`).
-        DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
-    """
-    return _read_start(options).resolve(options, earliest, ends, find_offsets, partitions)
-
-
-def resolve_ends(
-    options: KafkaOptions,
-    earliest: Mapping[Partition, int],
-    ends: Mapping[Partition, int],
-    find_offsets: FindOffsets,
-    partitions: Collection[Partition] | None = None,
-) -> dict[Partition, int]:
-    """Return the offset after the last one to read in each partition, as `resolve_starts` does."""
-    return _read_end(options).resolve(options, earliest, ends, find_offsets, partitions)
 
 
 def check_order(
@@ -299,7 +280,7 @@ def check_order(
     Raises:
         OptionError: one does; the error names the option that decides where it starts.
     """
-    starting, ending = _read_start(options).name, _read_end(options).name
+    starting, ending = read_start(options).name, read_end(options).name
     for partition, start in sorted(starts.items()):
         if start > stops[partition]:
             raise OptionError(
@@ -321,12 +302,12 @@ def fix_ends(
     """Return where the ending options end a stream; None without such an option.
 
     Raises:
-        OptionError: as `resolve_ends`, or a partition starts after its end.
+        OptionError: as `ReadBound.resolve`, or a partition starts after its end.
         DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
     """
     if options.ends_by_default:
         return None
-    stops = resolve_ends(options, earliest, ends, find_offsets)
+    stops = read_end(options).resolve(earliest, ends, find_offsets)
     check_order(options, starts, stops)
     return stops
 

@@ -443,18 +443,6 @@ PayloadAttribute = Literal["format", "framing", "schema", "reader_schema", "mess
 """An attribute of `PayloadRules` that an option of the side sets."""
 
 
-class _SideOptions(NamedTuple):
-    """The options of values or keys as the query sets them, in the order of `PayloadAttribute`."""
-
-    side: Side
-    format: str
-    framing: str | None
-    schema: str | None
-    reader_schema: str | None
-    message: str | None
-    subject: str | None
-
-
 class PayloadRules(NamedTuple):
     """How values are read, or keys.
 
@@ -648,56 +636,36 @@ class PayloadOptions(ReadingOptions):
     @property
     def value_rules(self) -> PayloadRules:
         """Return how the values are read."""
-        return self._complete(
-            _SideOptions(
-                side="value",
-                format=self.value_format,
-                framing=self.value_framing,
-                schema=self.value_schema,
-                reader_schema=self.reader_schema,
-                message=self.value_message,
-                subject=self.value_subject,
-            )
-        )
+        return self._complete_rules("value", self.reader_schema)
 
     @property
     def key_rules(self) -> PayloadRules:
         """Return how the keys are read."""
-        return self._complete(
-            _SideOptions(
-                side="key",
-                format=self.key_format,
-                framing=self.key_framing,
-                schema=self.key_schema,
-                reader_schema=self.key_reader_schema,
-                message=self.key_message,
-                subject=self.key_subject,
-            )
-        )
+        return self._complete_rules("key", self.key_reader_schema)
 
-    def _complete(self, options: _SideOptions) -> PayloadRules:
+    def _complete_rules(self, side: Side, reader_schema: str | None) -> PayloadRules:
         """Return how a side is read, with loaded schemas, the framing and the default subject."""
-        default_framing = "confluent" if self.registry and options.format != "binary" else "none"
-        framing = options.framing or default_framing
-        reader_schema = options.reader_schema
+        format: str = getattr(self, f"{side}_format")
+        default_framing = "confluent" if self.registry and format != "binary" else "none"
+        framing: str = getattr(self, f"{side}_framing") or default_framing
         if reader_schema is not None and reader_schema.strip().lower() == LATEST_SCHEMA:
             reader_schema = None
         rules = PayloadRules(
-            side=options.side,
-            format=options.format,
+            side=side,
+            format=format,
             framing=framing,
             has_registry=bool(self.registry) and framing != "none",
-            schema=options.schema,
+            schema=getattr(self, f"{side}_schema"),
             reader_schema=reader_schema,
-            message=options.message,
-            subject=options.subject,
+            message=getattr(self, f"{side}_message"),
+            subject=getattr(self, f"{side}_subject"),
         )
         rules = rules._replace(
             schema=self.schema_texts.get(rules.option_name("schema"), rules.schema),
             reader_schema=self.schema_texts.get(rules.option_name("reader_schema"), reader_schema),
         )
         if rules.subject is None and rules.needs_latest and (topic := self._only_topic()):
-            rules = rules._replace(subject=f"{topic}-{options.side}")
+            rules = rules._replace(subject=f"{topic}-{side}")
         return rules
 
     def _only_topic(self) -> str | None:
