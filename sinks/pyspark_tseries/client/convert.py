@@ -21,6 +21,9 @@ from pyspark_timestream.core.arrow import (
     MAX_WIDE_DIGITS,
     build_nested,
     find_long_decimals,
+    is_any_binary,
+    is_any_list,
+    is_any_text,
     list_lengths,
 )
 from pyspark_timestream.core.instants import from_datetime, timedelta_to_us
@@ -190,7 +193,7 @@ def _fields_by_name(
 
 def _split_arrow(array: pa.Array, data_type: pa.DataType, path: str) -> _Split:
     have = array.type
-    if types.is_list(data_type) and _is_list(have):
+    if types.is_list(data_type) and is_any_list(have):
         return [array.flatten()], list_lengths(array)
     if types.is_map(data_type) and _is_map(have):
         if types.is_map(have):
@@ -238,21 +241,11 @@ def _decode_view(array: pa.Array) -> pa.Array:
     return array.cast(pa.large_binary()) if types.is_binary_view(array.type) else array
 
 
-def _is_list(data_type: pa.DataType) -> bool:
-    views = types.is_list_view(data_type) or types.is_large_list_view(data_type)
-    lists = (
-        types.is_list(data_type)
-        or types.is_large_list(data_type)
-        or types.is_fixed_size_list(data_type)
-    )
-    return bool(views or lists)
-
-
 def _is_map(data_type: pa.DataType) -> bool:
     """Return True for maps, and for lists of entries, as Polars exports maps."""
     if types.is_map(data_type):
         return True
-    entries = _is_list(data_type) and types.is_struct(data_type.value_type)
+    entries = is_any_list(data_type) and types.is_struct(data_type.value_type)
     return entries and [field.name for field in data_type.value_type] == ["key", "value"]
 
 
@@ -286,15 +279,9 @@ def _leaf(array: pa.Array, data_type: pa.DataType, path: str) -> pa.Array:
 
 def _find_cast(have: pa.DataType, data_type: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
     """Return a cast to `data_type`; ArrowException tells of a value that is not equal."""
-    is_text = types.is_string(have) or types.is_large_string(have) or types.is_string_view(have)
-    is_bytes = (
-        types.is_binary(have)
-        or types.is_large_binary(have)
-        or types.is_binary_view(have)
-        or types.is_fixed_size_binary(have)
-    )
+    is_bytes = is_any_binary(have) or types.is_fixed_size_binary(have)
     plain = (
-        (is_text and types.is_string(data_type))
+        (is_any_text(have) and types.is_string(data_type))
         or (is_bytes and types.is_binary(data_type))
         or (
             types.is_integer(have) and (types.is_integer(data_type) or types.is_floating(data_type))

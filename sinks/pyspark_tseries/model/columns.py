@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.arrow import is_any_binary, is_any_list, is_any_text
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.model.arrays import find_first
 
@@ -299,12 +300,7 @@ def unstorable_type_error(
 
 def _value_type(column: pa.Field, data_type: pa.DataType, in_map: bool = False) -> pa.DataType:
     types = pa.types
-    lists = (
-        types.is_list(data_type)
-        or types.is_large_list(data_type)
-        or types.is_fixed_size_list(data_type)
-    )
-    if lists or types.is_list_view(data_type) or types.is_large_list_view(data_type):
+    if is_any_list(data_type):
         return pa.list_(pa.field("element", _value_type(column, data_type.value_type, in_map)))
     if types.is_map(data_type):
         item = _value_type(column, data_type.item_type, True)
@@ -348,17 +344,9 @@ def _check_name(column: pa.Field, name: str) -> None:
 
 def _primitive_type(column: pa.Field, data_type: pa.DataType) -> pa.DataType:
     types = pa.types
-    if (
-        types.is_string(data_type)
-        or types.is_large_string(data_type)
-        or types.is_string_view(data_type)
-    ):
+    if is_any_text(data_type):
         return pa.string()
-    if (
-        types.is_binary(data_type)
-        or types.is_large_binary(data_type)
-        or types.is_binary_view(data_type)
-    ):
+    if is_any_binary(data_type):
         return pa.binary()
     if types.is_timestamp(data_type) and data_type.unit == "us":
         return INSTANT if data_type.tz else data_type

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pyspark_timestream.core.arrow import is_any_list
 from pyspark_timestream.core.instants import clamp_instant, format_instant, parse_instant
 from pyspark_tseries.errors import UnusableStore, damage_error
 from pyspark_tseries.model.arrays import to_int64
@@ -139,11 +140,7 @@ def _leaves(path: str, data_type: pa.DataType) -> list[tuple[str, pa.DataType]]:
             *_leaves(f"{path}.key_value.key", data_type.key_type),
             *_leaves(f"{path}.key_value.value", data_type.item_type),
         ]
-    if (
-        pa.types.is_list(data_type)
-        or pa.types.is_large_list(data_type)
-        or pa.types.is_fixed_size_list(data_type)
-    ):
+    if is_any_list(data_type):
         return _leaves(f"{path}.list.element", data_type.value_type)
     return [(path, data_type)]
 

@@ -10,14 +10,14 @@ in its last digits.
 
 import zlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import split_cti_rows
+from pyspark_timestream.core.arrow import is_any_binary, is_any_text, split_cti_rows
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
@@ -400,7 +400,8 @@ def _hash_values(column: pa.Array) -> Hashes:
         return _sum_parts(_scramble(values * (positions * np.uint64(2) + np.uint64(1))), offsets)
     if pa.types.is_fixed_size_list(data_type):
         return _hash_values(column.cast(pa.list_(data_type.value_type)))
-    if _is_text(data_type):
+    is_bytes = is_any_binary(data_type) or pa.types.is_fixed_size_binary(data_type)
+    if is_bytes or is_any_text(data_type):
         return _hash_text(column)
     if pa.types.is_boolean(data_type):
         column = column.cast(pa.uint8())
@@ -408,12 +409,6 @@ def _hash_values(column: pa.Array) -> Hashes:
         column = column.cast(pa.int64() if data_type.bit_width == 64 else pa.int32())
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
     return _hash_numbers(numbers.astype(np.int64).view(np.uint64))
-
-
-def _is_text(data_type: pa.DataType) -> bool:
-    checks: list[Any] = [pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view]
-    checks += [pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view]
-    return any(check(data_type) for check in checks) or pa.types.is_fixed_size_binary(data_type)
 
 
 def _hash_numbers(numbers: Hashes) -> Hashes:

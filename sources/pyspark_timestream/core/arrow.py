@@ -1,4 +1,4 @@
-"""Arrow's columns in both packages: nested ones, the digits of decimals, blocks with CTI rows.
+"""Arrow's columns in both packages: kinds of types, nested columns, decimals, blocks with CTI rows.
 
 What happens to a value that does not fit is each package's own rule: a source makes it null
 (semantics 13.13), a store refuses it (semantics 15.6).
@@ -12,6 +12,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+
+def is_any_list(data_type: pa.DataType) -> bool:
+    """Return whether a type has lists of any of Arrow's layouts; maps are none."""
+    types = pa.types
+    checks = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    views = (types.is_list_view, types.is_large_list_view)
+    return any(check(data_type) for check in (*checks, *views))
+
+
+def is_any_text(data_type: pa.DataType) -> bool:
+    """Return whether a type has texts of any of Arrow's layouts."""
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(data_type) for check in checks)
+
+
+def is_any_binary(data_type: pa.DataType) -> bool:
+    """Return whether a type has bytes of any length, in any of Arrow's layouts."""
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    return any(check(data_type) for check in checks)
 
 
 def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
