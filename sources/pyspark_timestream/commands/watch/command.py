@@ -24,14 +24,15 @@ from pyspark_timestream.commands.peek.examine import NoSample
 from pyspark_timestream.commands.watch.case_records import CaseRecords, read_case
 from pyspark_timestream.commands.watch.follow import (
     Case,
+    ChainStore,
     CheckpointFollower,
     QueryView,
     StreamView,
+    build_chain,
     list_remarks,
     rank_partitions,
 )
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
-from pyspark_timestream.commands.watch.page import ChainStore, build_chain
 from pyspark_timestream.core.instants import format_instant, from_datetime
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import (

@@ -9,10 +9,9 @@ from urllib.parse import parse_qs
 
 from pyspark_timestream.commands.explanation import read_operators
 from pyspark_timestream.commands.watch.case_records import CaseRecords
-from pyspark_timestream.commands.watch.follow import Case, QueryLog, QueryView
+from pyspark_timestream.commands.watch.follow import Case, ChainStore, QueryLog, QueryView
 from pyspark_timestream.commands.watch.page import (
     NEEDS_SCRIPT,
-    ChainStore,
     render_case,
     render_sections,
 )

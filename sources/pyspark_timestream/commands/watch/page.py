@@ -4,15 +4,10 @@
 come from topics and records, so everything is escaped, and no section has a script or an inline
 style. A time that grows older has the attribute `data-age-us`, and the page's script counts it up.
 
-The first section draws the chain of the queries, from topics through queries and stores, and how
-far each hop is behind. A checkpoint names the topics and stores that its query reads, and the store
-or topic that it writes. A hop's distance is the time between the clocks at its two ends: a query is
-behind the newest event of a topic, a store behind the query that writes it, a query behind the
-store that it reads. A store of windows is behind by the length of a window as well.
+The first section draws the chain of the queries (`follow.Chain`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -28,10 +23,14 @@ from pyspark_timestream.commands.watch.follow import (
     SHOWS_CASES,
     BatchTiming,
     Case,
+    Chain,
+    ChainStore,
     CtiPoint,
-    QueryEnds,
+    Hop,
+    Node,
     QueryView,
     StreamView,
+    build_chain,
     list_remarks,
     rank_partitions,
     thin_curve,
@@ -52,152 +51,9 @@ from pyspark_timestream.report import (
     to_html,
 )
 
+# -- the chain -------------------------------------------------------------------------------------
+
 _LETTERS: Final = 19
-
-
-@dataclass(frozen=True, slots=True)
-class ChainStore:
-    """A store as it is now.
-
-    Attributes:
-        id: its id, which subscriptions name.
-        location: where it is.
-        cti_us: its CTI; None: it has none, or the store could not be read.
-        trouble: why it could not be read; empty if it could.
-    """
-
-    id: str
-    location: str
-    cti_us: int | None
-    trouble: str = ""
-
-
-class Node(NamedTuple):
-    """A topic, query or store, with its clock; `level` counts the hops to it."""
-
-    kind: str
-    name: str
-    cti_us: int | None
-    level: int = 0
-    trouble: str = ""
-
-
-class Hop(NamedTuple):
-    """From one node to another, by their indexes; None: the clock at one end is not known."""
-
-    source: int
-    target: int
-    behind_us: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The nodes, each with its level, and the hops between them."""
-
-    nodes: tuple[Node, ...]
-    hops: tuple[Hop, ...]
-
-    def name_hop(self, hop: Hop) -> tuple[str, str, str, str]:
-        """Return the kind and name of both ends."""
-        source, target = self.nodes[hop.source], self.nodes[hop.target]
-        return source.kind, source.name, target.kind, target.name
-
-    def describe_hop(self, hop: Hop) -> str:
-        """Say in words how far the hop is behind."""
-        source, target = self.nodes[hop.source], self.nodes[hop.target]
-        far = "unknown"
-        if hop.behind_us is not None:
-            far = f"{shorten_duration(hop.behind_us)} behind" if hop.behind_us else "level"
-        return f"{source.kind} {source.name} to {target.kind} {target.name}: {far}"
-
-
-def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Chain | None:
-    """Return the chain of these queries; None if it has only the topics that they read."""
-    if not stores and all(view.links == QueryEnds() for view in views):
-        return None
-    nodes: dict[tuple[str, str], Node] = {}
-    hops: dict[tuple[tuple[str, str], tuple[str, str]], int | None] = {}
-    ids = {store.location: store.id for store in stores} | {
-        view.links.store[1]: view.links.store[0] for view in views if view.links.store
-    }
-    for store in stores:
-        nodes["store", store.id] = Node("store", store.location, store.cti_us, 0, store.trouble)
-    for number, view in enumerate(views):
-        clocks = [stream.explanation.cti_us for stream in view.streams]
-        clocks += [cti_us for _, cti_us in view.links.subscriptions]
-        cti_us = min((us for us in clocks if us is not None), default=None)
-        query_key = "query", str(number)
-        nodes[query_key] = Node("query", view.name, None if None in clocks else cti_us)
-        for stream in view.streams:
-            for topic, newest_us in _find_newest(stream.explanation.partitions).items():
-                key = "topic", topic
-                known_us = nodes[key].cti_us if key in nodes else None
-                newest = max((us for us in (known_us, newest_us) if us is not None), default=None)
-                nodes[key] = Node("topic", topic, newest)
-                hops[key, query_key] = stream.explanation.cti_us
-        for store_id, subscribed_us in view.links.subscriptions:
-            key = "store", store_id
-            nodes.setdefault(key, Node("store", f"id {store_id}", None))
-            hops[key, query_key] = subscribed_us
-        if view.links.store:
-            store_id, location = view.links.store
-            key = "store", ids.get(location, store_id)
-            if key not in nodes or nodes[key].name.startswith("id "):
-                nodes[key] = Node("store", location, None)
-            hops[query_key, key] = nodes[key].cti_us
-        if view.links.topic:
-            key = "topic", view.links.topic
-            nodes.setdefault(key, Node("topic", view.links.topic, None))
-            hops[query_key, key] = None
-    return _arrange(nodes, hops)
-
-
-def _find_newest(facts: Iterable[PartitionFacts]) -> dict[str, int | None]:
-    newest: dict[str, int | None] = {}
-    for fact in facts:
-        before = newest.get(fact.partition.topic)
-        times = [us for us in (before, fact.last_us) if us is not None]
-        newest[fact.partition.topic] = max(times, default=None)
-    return newest
-
-
-def _arrange(
-    nodes: Mapping[tuple[str, str], Node],
-    hops: Mapping[tuple[tuple[str, str], tuple[str, str]], int | None],
-) -> Chain:
-    levels = dict.fromkeys(nodes, 0)
-    for _ in nodes:  # A circle ends as well: no level is higher than the number of nodes.
-        for source, target in hops:
-            levels[target] = min(max(levels[target], levels[source] + 1), len(nodes))
-    ordered: list[tuple[str, str]] = []
-    for level in sorted(set(levels.values())):  # Near their sources, so that few lines cross.
-        level_keys = [key for key in nodes if levels[key] == level]
-        rows = {
-            key: [
-                ordered.index(source)
-                for source, target in hops
-                if target == key and source in ordered
-            ]
-            for key in level_keys
-        }
-        ordered += sorted(
-            level_keys, key=lambda key: (sum(rows[key]) / max(len(rows[key]), 1), key)
-        )
-    indexes = {key: index for index, key in enumerate(ordered)}
-    chain_hops = []
-    for (source, target), reached_us in hops.items():
-        ahead_us, behind = nodes[source].cti_us, None
-        if ahead_us is not None and reached_us is not None:
-            behind = 0 if reached_us >= FINAL_US else max(ahead_us - reached_us, 0)
-        if ahead_us is not None and ahead_us >= FINAL_US and behind:
-            behind = None  # The source has ended, which is no time to be behind.
-        chain_hops.append(Hop(indexes[source], indexes[target], behind))
-    return Chain(
-        tuple(nodes[key]._replace(level=levels[key]) for key in ordered), tuple(sorted(chain_hops))
-    )
-
-
-# -- how it is drawn -------------------------------------------------------------------------------
 
 
 def render_chain(chain: Chain) -> str:

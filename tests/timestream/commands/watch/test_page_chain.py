@@ -12,13 +12,13 @@ from timestream.commands_watch import view_of
 from timestream.histories import NOON, SECOND, share, state
 
 from pyspark_timestream.commands.watch.command import StoreReader, format_text, to_json
-from pyspark_timestream.commands.watch.follow import CheckpointFollower, QueryEnds
-from pyspark_timestream.commands.watch.page import (
+from pyspark_timestream.commands.watch.follow import (
     ChainStore,
+    CheckpointFollower,
+    QueryEnds,
     build_chain,
-    render_chain,
-    render_sections,
 )
+from pyspark_timestream.commands.watch.page import render_chain, render_sections
 from pyspark_timestream.core.checkpoint import note_written_topic, read_written_topic
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.report import cell_width
