@@ -141,6 +141,8 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
             "one of connect(), or of duckdb.connect()",
             "give that",
         )
+    import duckdb
+
     with explained_failures(view.snapshot.location):
         commit = _show_commit(view.snapshot)
         definitions = {name: commit.define(name) for name in VIEWS}
@@ -150,8 +152,13 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
         definitions["all_events"] = {}, commit.refuse(denied)
     # Cursors of a connection see its views and tables, but nothing registered in it.
     is_shared = view.snapshot.location.is_local
-    connection.execute("BEGIN")
+    is_own = True
     try:
+        try:
+            connection.execute("BEGIN")
+        except duckdb.TransactionException:
+            is_own = False  # The caller has begun one.
+            raise
         for name, (tables, text) in definitions.items():
             for key, table in tables.items():
                 if is_shared:
@@ -162,11 +169,12 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
                     connection.register(key, table)
             kind = "VIEW" if is_shared else "TEMP VIEW"
             connection.execute(f"CREATE OR REPLACE {kind} {name} AS {text}")
+        connection.execute("COMMIT")
     except BaseException:
-        with contextlib.suppress(Exception):  # An interrupted transaction may be gone.
-            connection.execute("ROLLBACK")
+        if is_own:
+            with contextlib.suppress(Exception):  # An interrupted transaction may be gone.
+                connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
 
 
 def _open_duckdb() -> "duckdb.DuckDBPyConnection":

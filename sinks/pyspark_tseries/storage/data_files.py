@@ -593,27 +593,30 @@ class LiveFiles:
 
     def listed(self, list_anew: Callable[[], list[DataFile]]) -> list[DataFile]:
         """Return the files in the order of their commits; `list_anew` lists them if need be."""
-        later, self._later = self._later, []
-        if self._files is None or not all(self._apply(*entry) for entry in later):
-            self.forget()
+        files, later = self._files, self._later
+        # If this is interrupted, as by Ctrl-C in a notebook, the files are listed anew.
+        self.forget()
+        if files is None or not all(self._apply(files, *entry) for entry in later):
             files = list_anew()
-            self._files, self._paths = files, {file.path for file in files}
-        return self._files.copy()
+            self._paths = {file.path for file in files}
+        self._files = files
+        return files.copy()
 
-    def _apply(self, added_files: LoggedFiles, removed: Collection[str]) -> bool:
-        """Apply an entry; return False if only Delta can read it."""
-        assert self._files is not None
+    def _apply(
+        self, files: list[DataFile], added_files: LoggedFiles, removed: Collection[str]
+    ) -> bool:
+        """Apply an entry to `files`; return False if only Delta can read it."""
         new = [_added_file(path, action) for path, action in added_files.items()]
         if not self._paths.isdisjoint(added_files) or not self._paths.issuperset(removed):
             return False
         if removed:
             self._paths.difference_update(removed)
-            self._files = [file for file in self._files if file.path in self._paths]
+            files[:] = [file for file in files if file.path in self._paths]
         for file in new:
             if file is None:
                 return False
             self._paths.add(file.path)
-            insort(self._files, file, key=_place)
+            insort(files, file, key=_place)
         return True
 
 

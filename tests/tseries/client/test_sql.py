@@ -254,6 +254,40 @@ def test_a_relation_is_of_the_commit_of_its_statement(tmp_path):
     assert before.aggregate("count(*)").fetchall()[0] == (13,)
 
 
+@pytest.mark.parametrize("step", ["BEGIN", "CREATE", "COMMIT"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_refresh_that_is_interrupted_leaves_the_connection_as_it_was(tmp_path, step, after):
+    """Ctrl-C in a notebook may come between any two steps."""
+    client = TimeSeries.create(tmp_path / "s", {"n": pa.int64()}, "unlimited", auto_compact=False)
+    client.append("a", 1)
+    connection = client.connect()
+
+    class Interrupted:
+        armed = True
+
+        def __getattr__(self, name):
+            return getattr(connection, name)
+
+        def execute(self, text):
+            due = self.armed and text.startswith(step)
+            self.armed = self.armed and not due
+            if due and not after:
+                raise KeyboardInterrupt
+            result = connection.execute(text)
+            if due:
+                raise KeyboardInterrupt
+            return result
+
+    client.append("a", 2)
+    with pytest.raises(KeyboardInterrupt):
+        client.refresh(Interrupted())
+    counted = "SELECT count(*) FROM events"
+    shown_now = (2,) if (step, after) == ("COMMIT", True) else (1,)
+    assert connection.execute(counted).fetchone() == shown_now
+    client.refresh(connection)
+    assert connection.execute(counted).fetchone() == (2,)
+
+
 def test_a_connection_shows_its_commit_until_refresh_and_so_do_its_cursors(tmp_path):
     client = filled(tmp_path / "s", "limit 100")
     connection = client.connect()
