@@ -722,14 +722,15 @@ class TimeSeries(Questions):
 
     def __repr__(self) -> str:
         """Describe the store in one line from its log, without reading files of events."""
-        store = self._store
-        values = ", ".join(f"{field.name} {type_name(field.type)}" for field in store.values)
+        store, is_there = self._store, False
+        with contextlib.suppress(Exception):  # A store that is gone, or lost in a fork, has one.
+            if store.refresh():
+                self._columns = _find_columns(store)
+                files, retained = store.data_files(), format_range(store.settings.retained)
+                is_there = True
+        values = ", ".join(f"{field.name} {type_name(field.type)}" for field in self._columns[0])
         brief = f"TimeSeries('{store.root}', values: {values or 'none'}"
-        try:
-            if not store.refresh():
-                return f"{brief})"
-            files, retained = store.data_files(), format_range(store.settings.retained)
-        except Exception:  # A store that is gone or damaged has a repr, too.
+        if not is_there:
             return f"{brief})"
         events = format_events(sum(file.rows for file in files))
         originals = [file for file in files if file.kind != "edit"]

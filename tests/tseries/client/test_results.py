@@ -1,8 +1,10 @@
 """A result keeps its values as a table and as data frames, and names what it shows."""
 
+import os
 import re
 import shutil
 import sys
+import threading
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -193,6 +195,33 @@ def test_repr_of_a_store_names_path_columns_length_and_range(tmp_path):
     )
     shutil.rmtree(tmp_path / "rooms")
     assert repr(rooms) == f"TimeSeries('{tmp_path}/rooms', values: celsius double)"
+
+
+def test_repr_of_a_store_that_a_fork_may_not_use_names_path_and_columns(tmp_path):
+    """A debugger, a log and a traceback show it, and must not fail with it."""
+    rooms = TimeSeries.create(tmp_path / "s", {"celsius": pa.float64()}, "unlimited")
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with rooms._store.reading():
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    ours, theirs = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.write(theirs, repr(rooms).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with open(ours) as shown:
+        assert shown.read() == f"TimeSeries('{tmp_path}/s', values: celsius double)"
+    os.waitpid(child, 0)
+    done.set()
+    thread.join()
 
 
 def test_page_of_a_result_has_a_chart_with_round_ticks_on_both_axes(series):
