@@ -292,7 +292,7 @@ def _find_cast(have: pa.DataType, data_type: pa.DataType) -> Callable[[pa.Array]
         or (
             types.is_timestamp(have)
             and types.is_timestamp(data_type)
-            and _same_awareness(have, data_type)
+            and (have.tz is None) == (data_type.tz is None)
         )
     )
     if plain:
@@ -309,10 +309,6 @@ def _find_cast(have: pa.DataType, data_type: pa.DataType) -> Callable[[pa.Array]
     if types.is_timestamp(have) and have.tz is None and types.is_date(data_type):
         return lambda array: _cast_there_and_back(array, data_type)
     return None
-
-
-def _same_awareness(have: pa.DataType, data_type: pa.DataType) -> bool:
-    return (have.tz is None) == (data_type.tz is None)
 
 
 def _cast_decimals(array: pa.Array, data_type: pa.DataType) -> pa.Array:

@@ -246,7 +246,7 @@ def read_versions(snapshot: Snapshot, series: str, sequence: int) -> pa.Table:
         NoSuchEvent: the event is not stored.
         UnusableStore: the record of an erasure is missing or damaged.
     """
-    schema = _stored_schema(snapshot)
+    schema = pa.schema(field.with_nullable(True) for field in file_schema(snapshot.values))
     if not MIN_NUMBER <= sequence <= MAX_NUMBER:
         raise _unknown_error(snapshot, series, sequence)
     event = _read_place(snapshot, schema, series, sequence)
@@ -262,10 +262,6 @@ def read_versions(snapshot: Snapshot, series: str, sequence: int) -> pa.Table:
     )
     order = np.argsort(to_int64(rows["sequence"]), kind="stable")
     return _show_erasures(snapshot, rows.take(pa.array(order)))
-
-
-def _stored_schema(snapshot: Snapshot) -> pa.Schema:
-    return pa.schema(field.with_nullable(True) for field in file_schema(snapshot.values))
 
 
 def _read_place(
@@ -349,23 +345,20 @@ def list_series(scope: Scope) -> pa.Table:
     texts = texts.take(pa.array(rows_used))
     if snapshot.as_of is not None and snapshot.horizon >= 0:
         columns |= _count_as_of(snapshot, texts, columns["first_us"])
-    unknown = columns["first_us"] == NEVER_US
+    first_us, original_us = columns["first_us"], columns["original_us"]
+    unknown = first_us == NEVER_US
     counts = columns["last_sequence"] + 1 - columns["edits"], columns["edits"]
     table = pa.Table.from_arrays(
         [
             texts,
             *(pa.array(count, mask=unknown) for count in counts),
-            pa.array(columns["first_us"], mask=unknown).cast(INSTANT),
-            _show_times(columns["original_us"]),
+            pa.array(first_us, mask=unknown).cast(INSTANT),
+            pa.array(original_us, mask=original_us == NEVER_US).cast(INSTANT),
         ],
         schema=SERIES_SCHEMA,
     )
     order = pc.sort_indices(texts)
     return table if names is not None else table.take(order)
-
-
-def _show_times(us: Int64Array) -> pa.Array:
-    return pa.array(us, mask=us == NEVER_US).cast(INSTANT)
 
 
 def _count_as_of(

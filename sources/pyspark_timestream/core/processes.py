@@ -1,4 +1,7 @@
-"""What the processes of both packages do alike: begin, end, read the clock, reach each other.
+"""Processes of both packages: how a command ends, what a fork begins anew, how a stream is ended.
+
+Beside these stand the helpers of a process: pandas left out, the wall clock, and `lazy`, a property
+that holds no lock of all threads.
 
 Spark runs a stream's reader in a separate process beside the driver, and gives the program that
 started the query no way to reach it. Both run on one machine, as one user and with the driver's

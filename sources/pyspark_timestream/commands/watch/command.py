@@ -381,7 +381,9 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
     yield cut_text(escape_controls(", ".join(explanation.topics) or "no topic"), width)
     cti = f"CTI {format_time(explanation.cti_us)}"
     if explanation.cti_us is not None and not stream.is_final:
-        cti += f", {_format_gap(now_us - explanation.cti_us)} the wall clock"
+        behind_us = now_us - explanation.cti_us
+        side = "behind" if behind_us >= 0 else "ahead of"
+        cti += f", {shorten_duration(abs(behind_us))} {side} the wall clock"
     yield from _wrap(cti, width)
     for line in describe_changes(explanation):
         yield from _wrap(line, width)
@@ -429,10 +431,6 @@ def _name_partition(partition: Partition, width: int, *, is_one: bool) -> str:
     while cell_width(topic) > room:
         topic = f"…{topic.removeprefix('…')[1:]}"
     return f"{topic} {partition.number}"
-
-
-def _format_gap(us: int) -> str:
-    return f"{shorten_duration(abs(us))} {'behind' if us >= 0 else 'ahead of'}"
 
 
 def _wrap(text: str, width: int) -> list[str]:

@@ -616,7 +616,7 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
     ]
     raw_locations = {
         text: schemas.find(path)
-        or schemas.add(path, _guess_raw_type(descend(first_value, path).value))
+        or schemas.add(path, _RAW_TYPES.get(type(descend(first_value, path).value), pa.string()))
         for text, path in fields.raw_paths().items()
     }
     buffer = pc.binary_join(_wrap_in_list(texts), "\n")[0].as_buffer()
@@ -675,11 +675,6 @@ def _choose_wire_type(target: pa.DataType, first_value: Any) -> pa.DataType:
     if pa.types.is_timestamp(target) and type(first_value) is int:
         return pa.int64()
     return _get_wire_type(target)
-
-
-def _guess_raw_type(first_value: Any) -> pa.DataType:
-    """Choose the Arrow type of a raw field by its value in the block's first value."""
-    return _RAW_TYPES.get(type(first_value), pa.string())
 
 
 def _loses_digits(column: pa.Array) -> bool:
