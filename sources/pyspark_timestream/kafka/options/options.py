@@ -328,6 +328,10 @@ class KafkaOptions(PayloadOptions):
             "data for which it is not true do not reach Spark. Clocks, policies and counters see "
             "every record, and CTI rows pass. It needs the extra `where` on the driver"
         ),
+        help=(
+            "correct it, and write a column whose name is a word of SQL, such as from, in `...`; or "
+            "leave it out, and filter in Spark"
+        ),
     )
     metadata_prefix: str = option(
         "metadataPrefix",

@@ -168,6 +168,13 @@ def test_what_spark_may_read_otherwise_is_refused_by_its_name(text, problem):
         options(where=text)
 
 
+@pytest.mark.parametrize("name", ["from", "values", "show", "when", "current_date", "if"])
+def test_a_name_that_is_a_word_of_sql_is_advised_in_backquotes_and_read_so(name):
+    with pytest.raises(OptionError, match=r"next step: .*a word of SQL.* in `\.\.\.`"):
+        options(where=f"{name} = 1")
+    assert root(f"`{name}` = 1").inputs[0] == Name((name,))
+
+
 def test_a_long_chain_is_no_deep_one():
     chain = " or ".join(f"a = {number}" for number in range(3000))
     assert len(root(chain).inputs) == 3000
