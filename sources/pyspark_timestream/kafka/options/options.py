@@ -329,8 +329,8 @@ class KafkaOptions(PayloadOptions):
             "every record, and CTI rows pass. It needs the extra `where` on the driver"
         ),
         help=(
-            "correct it, and write a column whose name is a word of SQL, such as from, in `...`; or "
-            "leave it out, and filter in Spark"
+            "correct it, and write a column whose name is a word of SQL, such as from, in `...`; "
+            "or leave it out, and filter in Spark"
         ),
     )
     metadata_prefix: str = option(
