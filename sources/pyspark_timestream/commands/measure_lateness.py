@@ -371,7 +371,7 @@ class DelayResult:
     @property
     def malformed(self) -> int:
         """The number of events without a readable time."""
-        return sum(clock.malformed for clock in self.partitions.values())
+        return sum(map(_count_unreadable, self.partitions.values()))
 
     @property
     def late(self) -> int:
@@ -425,6 +425,11 @@ class Lateness:
         )
 
 
+def _count_unreadable(clock: PartitionClock) -> int:
+    """Count the events without a readable time; those without a value are among them."""
+    return clock.malformed + clock.tombstones
+
+
 def build_table(report: Lateness) -> pa.Table:
     """Build the table that `measure_lateness` returns: one row for each delay, in order."""
     rows = [build_row(delay, report.sampled_every) for delay in report.delays]
@@ -470,7 +475,7 @@ def build_row(result: DelayResult, sampled_every: int) -> dict[str, Any]:
                 "topic": partition.topic,
                 "partition": partition.number,
                 "events": clock.events,
-                "malformed": clock.malformed,
+                "malformed": _count_unreadable(clock),
                 "late": clock.flagged,
                 "ctis": clock.ctis,
             }
@@ -517,7 +522,7 @@ def list_notes(options: KafkaOptions, report: Lateness, whole_us: int | None) ->
     silent = [
         partition
         for partition, clock in least.partitions.items()
-        if clock.events and not clock.ctis
+        if clock.events > _count_unreadable(clock) and not clock.ctis
     ]
     if silent:
         why = f"they hold less than option 'ctiFrequency' ('{options.frequency}') asks for"

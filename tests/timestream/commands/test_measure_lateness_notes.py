@@ -30,6 +30,14 @@ def findings(*clocks: PartitionClock, behind: int | None = None, every: int = 1)
         (findings(PartitionClock(events=9, ctis=1)), 7_200_000_000, ["of less than 2 hours: all"]),
         (findings(PartitionClock(events=9, malformed=2, ctis=1)), None, ["2 of 9 events have no"]),
         (
+            findings(
+                PartitionClock(events=3, malformed=1, tombstones=2),
+                PartitionClock(events=2, ctis=1),
+            ),
+            None,
+            ["3 of 5 events have no readable time"],
+        ),
+        (
             findings(PartitionClock(events=3), PartitionClock(), PartitionClock(events=7, ctis=1)),
             None,
             ["1 of 3 partitions have no CTI, since they hold less than option 'ctiFrequency'"],
@@ -63,5 +71,8 @@ def test_events_without_times_are_refused_and_lead_to_peek() -> None:
     check_readable(options(**TIMED), findings(PartitionClock(events=9, malformed=8)))
     with pytest.raises(OptionError, match=r"none of 9 events has a readable time in 't'.* peek "):
         check_readable(options(**TIMED), findings(PartitionClock(events=9, malformed=9)))
+    clock = PartitionClock(events=9, malformed=6, tombstones=3)
+    with pytest.raises(OptionError, match=r"none of 9 events has a readable time in 't'.* peek "):
+        check_readable(options(**TIMED), findings(clock))
     with pytest.raises(OptionError, match=r"no record is an event"):
         check_readable(options(**TIMED), findings(PartitionClock()))
