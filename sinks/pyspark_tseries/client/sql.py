@@ -130,7 +130,7 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
     """Create the views of a commit in `connection`, or replace earlier ones.
 
     Raises:
-        InvalidQuery: `connection` is something else.
+        InvalidQuery: `connection` is something else, or has a transaction that its owner began.
         PermissionDenied: the principal may not read the store.
         duckdb.Error: the connection is closed, or has tables with the names of the views.
     """
@@ -141,8 +141,6 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
             "one of connect(), or of duckdb.connect()",
             "give that",
         )
-    import duckdb
-
     with explained_failures(view.snapshot.location):
         commit = _show_commit(view.snapshot)
         definitions = {name: commit.define(name) for name in VIEWS}
@@ -152,13 +150,14 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
         definitions["all_events"] = {}, commit.refuse(denied)
     # Cursors of a connection see its views and tables, but nothing registered in it.
     is_shared = view.snapshot.location.is_local
-    is_own = True
+    if _has_transaction(connection):
+        raise InvalidQuery(
+            "the connection has an open transaction",
+            "one without",
+            "call commit() or rollback() of the connection first",
+        )
     try:
-        try:
-            connection.execute("BEGIN")
-        except duckdb.TransactionException:
-            is_own = False  # The caller has begun one.
-            raise
+        connection.execute("BEGIN")
         for name, (tables, text) in definitions.items():
             for key, table in tables.items():
                 if is_shared:
@@ -171,10 +170,23 @@ def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
             connection.execute(f"CREATE OR REPLACE {kind} {name} AS {text}")
         connection.execute("COMMIT")
     except BaseException:
-        if is_own:
-            with contextlib.suppress(Exception):  # An interrupted transaction may be gone.
-                connection.execute("ROLLBACK")
+        with contextlib.suppress(Exception):  # An interrupted transaction may be gone.
+            connection.execute("ROLLBACK")
         raise
+
+
+def _has_transaction(connection: "duckdb.DuckDBPyConnection") -> bool:
+    """Return whether the caller has begun a transaction; a second BEGIN would undo it.
+
+    Statements outside of one have a transaction each.
+    """
+    import duckdb
+
+    try:
+        first, second = (connection.execute("SELECT txid_current()").fetchone() for _ in range(2))
+    except duckdb.TransactionException:  # It has failed, and waits for its end.
+        return True
+    return first == second
 
 
 def _open_duckdb() -> "duckdb.DuckDBPyConnection":

@@ -288,6 +288,28 @@ def test_a_refresh_that_is_interrupted_leaves_the_connection_as_it_was(tmp_path,
     assert connection.execute(counted).fetchone() == (2,)
 
 
+@pytest.mark.parametrize("file", ["", "own.db"])
+def test_a_refresh_within_a_transaction_is_refused_and_loses_nothing_of_it(tmp_path, file):
+    client = filled(tmp_path / "s")
+    with duckdb.connect(str(tmp_path / file) if file else ":memory:") as connection:
+        connection.execute("CREATE TABLE mine (i INTEGER)")
+        connection.begin()
+        connection.execute("INSERT INTO mine VALUES (1)")
+        with pytest.raises(InvalidQuery, match=r"open transaction.*commit\(\) or rollback\(\)"):
+            client.refresh(connection)
+        connection.commit()
+        assert connection.execute("FROM mine").fetchall() == [(1,)]
+        client.refresh(connection)
+        connection.begin()
+        with pytest.raises(duckdb.Error):
+            connection.execute("FROM nowhere")
+        with pytest.raises(InvalidQuery, match=r"open transaction"):
+            client.refresh(connection)
+        connection.rollback()
+        client.refresh(connection)
+        assert connection.execute("SELECT count(*) FROM events").fetchone() == (13,)
+
+
 def test_a_connection_shows_its_commit_until_refresh_and_so_do_its_cursors(tmp_path):
     client = filled(tmp_path / "s", "limit 100")
     connection = client.connect()
