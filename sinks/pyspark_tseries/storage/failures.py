@@ -42,7 +42,7 @@ _NEXT_STEPS: Final = {
     errno.EFBIG: "allow larger files (ulimit -f), then do it again",
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EISDIR: "remove that directory, then do it again",
-    errno.ENOTDIR: "choose a path whose parents are directories",
+    errno.ENOTDIR: "choose a path that is a directory, and whose parents are",
     errno.EBUSY: "end what uses the file, then do it again",
     **dict.fromkeys(_AWAY, "bring the mount or its server back, then do it again"),
     **dict.fromkeys(_FULL, ""),
@@ -140,6 +140,8 @@ def _storage_error(code: int, path: str | None, location: Location | None) -> St
         next_step = _explain_rights(path, root)
     elif code in _FULL:
         next_step = _explain_full(path)
+    elif code == errno.ENOTDIR and os.path.isfile(nearest := _find_nearest(path) or ""):
+        next_step = f"'{nearest}' is a file: {_NEXT_STEPS[code]}"
     else:
         next_step = _NEXT_STEPS[code]
     is_within = location is not None and path is not None and path.startswith(f"{root}/")

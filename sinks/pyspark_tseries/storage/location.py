@@ -208,7 +208,8 @@ def local_path(location: str) -> str:
             f"the path {path!r} has a '%', which libraries of Delta tables take for an escape; "
             "accepted: a path without it; next step: choose another directory"
         )
-    if "\\" in path or any(char < " " for char in path):
+    # Half a character stands for a byte that is not UTF-8.
+    if "\\" in path or any(char < " " or "\ud800" <= char <= "\udfff" for char in path):
         raise ValueError(f"a directory named {path!r} cannot be a Delta table")
     return path
 
@@ -222,7 +223,13 @@ def _decode_uri(location: str) -> str:
     url = urlsplit(location)
     if url.netloc not in ("", "localhost"):
         raise ValueError(f"the host '{url.netloc}' of a file: URI is not this one")
-    return unquote(url.path)
+    if "?" in location or "#" in location:
+        # They begin a query and a fragment, which no file has; Hadoop takes them for the path's.
+        raise ValueError(
+            f"the URI '{location}' has a '?' or '#'; accepted: %3F and %23 for them; next step: "
+            "write these, or the path without 'file:'"
+        )
+    return unquote(url.path, errors="surrogateescape")
 
 
 def is_inside_store(path: str) -> bool:

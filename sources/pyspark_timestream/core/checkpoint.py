@@ -192,7 +192,9 @@ def resolve_directory(location: str) -> Path:
     """
     uri = urlsplit(location)
     if uri.scheme == "file":
-        return Path(unquote(uri.path))
+        # Spark's paths have no escapes, no query and no fragment.
+        written = Path("/" + location.partition(":")[2].lstrip("/"))
+        return written if written.exists() else Path(unquote(uri.path))
     if "://" in location or (uri.scheme and not Path(location).exists()):
         raise CheckpointUnreadable(
             f"'{location}' is not on this machine",

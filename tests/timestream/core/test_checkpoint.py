@@ -3,6 +3,7 @@
 import json
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from urllib.parse import quote
 
 import pytest
 
@@ -12,6 +13,7 @@ from pyspark_timestream.core.checkpoint import (
     entry_path,
     find_mistake,
     read_entry,
+    resolve_directory,
 )
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -19,6 +21,18 @@ from pyspark_timestream.rules.clocks import PartitionClock
 
 def entry(*lines, version="v1", metadata='{"batchTimestampMs": 7}'):
     return "\n".join([version, metadata, *lines])
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "run#2", "a?b=c", "a#b%20c"])
+@pytest.mark.parametrize("scheme", ["file:", "file://", "file://localhost"])
+def test_a_uri_names_the_directory_that_spark_made_or_that_its_escapes_mean(tmp_path, name, scheme):
+    written, other = tmp_path / name, tmp_path / "other"
+    written.mkdir()
+    texts = [quote(str(written))] + [str(written)] * (scheme != "file://localhost")
+    for text in texts:
+        assert resolve_directory(scheme + text) == written
+    assert resolve_directory(str(written)) == written
+    assert resolve_directory(f"{scheme}{other}") == other
 
 
 def test_a_log_entry_is_its_time_and_an_offset_a_source():

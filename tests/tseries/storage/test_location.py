@@ -35,6 +35,8 @@ HTTP = {"AWS_ENDPOINT_URL": "http://h:1", "AWS_ALLOW_HTTP": "true"}
         ("S3A://b/a b/c=1//", "s3://b/a b/c=1"),
         ("file:///tmp/x", "/tmp/x"),
         ("/s3:/b", "/s3:/b"),
+        ("file:///tmp/a%23b%3Fc%C3%A9", "/tmp/a#b?cé"),
+        ("/tmp/a#b?c", "/tmp/a#b?c"),
     ],
 )
 def test_a_location_is_a_local_path_or_a_bucket_with_a_prefix(text, location):
@@ -57,6 +59,20 @@ def test_a_location_is_a_local_path_or_a_bucket_with_a_prefix(text, location):
 )
 def test_what_is_no_bucket_with_a_prefix_is_refused(text):
     with pytest.raises(ValueError, match="prefix"):
+        normalize_location(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("file:///tmp/run#2/store", "%23"),
+        ("file:///tmp/store?x=1", r"%3F.*without 'file:'"),
+        ("file:///tmp/%FF", "cannot be a Delta table"),
+        ("/tmp/a\udcff", "cannot be a Delta table"),
+    ],
+)
+def test_a_uri_that_would_name_another_directory_is_refused(text, reason):
+    with pytest.raises(ValueError, match=reason):
         normalize_location(text)
 
 

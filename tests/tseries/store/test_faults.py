@@ -137,10 +137,12 @@ def test_a_store_that_was_moved_away_can_be_moved_back(series, tmp_path):
     assert series.verify() == []
 
 
-def test_store_that_cannot_be_created_gives_a_one_line_error(tmp_path):
+@pytest.mark.parametrize("path", ["file", "file/s"])
+def test_store_that_cannot_be_created_gives_a_one_line_error(tmp_path, path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageFailed, match=r"'.*/file/s' cannot be.*next step: choose a path"):
-        TimeSeries.create(tmp_path / "file" / "s", VALUES)
+    step = rf"'.*/{path}.*cannot be.*next step: '{tmp_path}/file' is a file: choose a path"
+    with pytest.raises(StorageFailed, match=step):
+        TimeSeries.create(tmp_path / path, VALUES)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,9 @@ def _parse_source(value: str) -> SettingsSource:
         url = urlsplit(text)
         if url.netloc not in ("", "localhost"):
             raise ValueError(f"'{url.netloc}' is another machine")
-        text_path = unquote(url.path)
+        if "?" in text or "#" in text:
+            raise ValueError("a '?' or '#' in a URI is written %3F or %23")
+        text_path = unquote(url.path, errors="surrogateescape")
     elif re.match("[A-Za-z][A-Za-z0-9+.-]+://", text):
         raise ValueError("only files of the driver's machine can be read")
     else:

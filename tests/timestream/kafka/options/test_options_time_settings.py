@@ -197,15 +197,17 @@ def test_garbage_in_place_of_json_is_refused(content, said) -> None:
 
 @pytest.mark.parametrize(
     ("text", "path"),
-    [("times.json", "times.json"), ("file:///a/b%20c.json", "/a/b c.json"), ("file:/a", "/a")],
+    [("times.json", "times.json"), ("file:///a/b%20c.json", "/a/b c.json"), ("file:/a%23", "/a#")],
 )
 def test_a_file_is_named_by_path_or_url(text, path) -> None:
     assert TIME_SETTINGS.parse(text).path == path
 
 
-@pytest.mark.parametrize("text", ["", "topic:", "file://host/a", "s3://b/k", "file:", "a\0b"])
+@pytest.mark.parametrize(
+    "text", ["", "topic:", "file://host/a", "s3://b/k", "file:", "a\0b", "file:///a#b", "file:/a?b"]
+)
 def test_a_place_that_cannot_be_read_is_refused(text) -> None:
-    with pytest.raises(ValueError, match=r"not a topic|no path|machine"):
+    with pytest.raises(ValueError, match=r"not a topic|no path|machine|%3F or %23"):
         TIME_SETTINGS.parse(text)
 
 
