@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from numbers import Integral
-from typing import Any, Final
+from typing import Any, Final, SupportsInt, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -154,7 +154,7 @@ def point_at(end: object) -> Point:
             "an int, or an aware datetime",
             "convert it, such as with datetime.fromisoformat(...) or pandas.Timestamp(...)",
         )
-    return Point("sequence", to_whole(end))
+    return Point("sequence", int(end))
 
 
 def point_off(word: str, amount: object) -> Point:
@@ -167,10 +167,10 @@ def point_off(word: str, amount: object) -> Point:
             "an int, or a timedelta",
             "convert it, such as with timedelta(hours=1) or pandas.Timedelta(...)",
         )
-    return Point(f"{word}_count", to_whole(amount))
+    return Point(f"{word}_count", int(amount))
 
 
-def is_whole_number(number: object) -> bool:
+def is_whole_number(number: object) -> TypeGuard[SupportsInt]:
     """Return whether a value is an integer of Python or NumPy.
 
     NumPy's lengths of time are none, though it calls them integers: their unit would be lost.
@@ -183,7 +183,7 @@ def to_whole(
 ) -> int:
     """Return an integer of Python or NumPy as an int; raise `refuse` for all other values."""
     if is_whole_number(number):
-        return int(number)  # type: ignore[call-overload, no-any-return]
+        return int(number)
     raise refuse(f"{show_value(number)} is not a {kind}", "an int", "correct it")
 
 
