@@ -636,36 +636,49 @@ class PayloadOptions(ReadingOptions):
     @property
     def value_rules(self) -> PayloadRules:
         """Return how the values are read."""
-        return self._complete_rules("value", self.reader_schema)
+        return self._complete(
+            PayloadRules(
+                side="value",
+                format=self.value_format,
+                framing=self.value_framing or "",
+                has_registry=bool(self.registry),
+                schema=self.value_schema,
+                reader_schema=self.reader_schema,
+                message=self.value_message,
+                subject=self.value_subject,
+            )
+        )
 
     @property
     def key_rules(self) -> PayloadRules:
         """Return how the keys are read."""
-        return self._complete_rules("key", self.key_reader_schema)
+        return self._complete(
+            PayloadRules(
+                side="key",
+                format=self.key_format,
+                framing=self.key_framing or "",
+                has_registry=bool(self.registry),
+                schema=self.key_schema,
+                reader_schema=self.key_reader_schema,
+                message=self.key_message,
+                subject=self.key_subject,
+            )
+        )
 
-    def _complete_rules(self, side: Side, reader_schema: str | None) -> PayloadRules:
-        """Return how a side is read, with loaded schemas, the framing and the default subject."""
-        format: str = getattr(self, f"{side}_format")
-        default_framing = "confluent" if self.registry and format != "binary" else "none"
-        framing: str = getattr(self, f"{side}_framing") or default_framing
+    def _complete(self, rules: PayloadRules) -> PayloadRules:
+        """Complete what the options of a side say: loaded schemas, framing and default subject."""
+        default_framing = "confluent" if rules.has_registry and rules.format != "binary" else "none"
+        framing, reader_schema = rules.framing or default_framing, rules.reader_schema
         if reader_schema is not None and reader_schema.strip().lower() == LATEST_SCHEMA:
             reader_schema = None
-        rules = PayloadRules(
-            side=side,
-            format=format,
-            framing=framing,
-            has_registry=bool(self.registry) and framing != "none",
-            schema=getattr(self, f"{side}_schema"),
-            reader_schema=reader_schema,
-            message=getattr(self, f"{side}_message"),
-            subject=getattr(self, f"{side}_subject"),
-        )
         rules = rules._replace(
+            framing=framing,
+            has_registry=rules.has_registry and framing != "none",
             schema=self.schema_texts.get(rules.option_name("schema"), rules.schema),
             reader_schema=self.schema_texts.get(rules.option_name("reader_schema"), reader_schema),
         )
         if rules.subject is None and rules.needs_latest and (topic := self._only_topic()):
-            rules = rules._replace(subject=f"{topic}-{side}")
+            rules = rules._replace(subject=f"{topic}-{rules.side}")
         return rules
 
     def _only_topic(self) -> str | None:
