@@ -32,10 +32,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from pyspark_timestream.core.options import decode_file_uri
 from pyspark_timestream.errors import OptionError, compose_message
 
 MAX_SYNC_THREADS: Final = 16
@@ -220,16 +221,7 @@ def _decode_uri(location: str) -> str:
         return location
     if uri["scheme"].lower() != "file":
         raise ValueError(f"this version of tseries cannot open '{uri['scheme']}:' stores yet")
-    url = urlsplit(location)
-    if url.netloc not in ("", "localhost"):
-        raise ValueError(f"the host '{url.netloc}' of a file: URI is not this one")
-    if "?" in location or "#" in location:
-        # They begin a query and a fragment, which no file has; Hadoop takes them for the path's.
-        raise ValueError(
-            f"the URI '{location}' has a '?' or '#'; accepted: %3F and %23 for them; next step: "
-            "write these, or the path without 'file:'"
-        )
-    return unquote(url.path, errors="surrogateescape")
+    return decode_file_uri(location)
 
 
 def is_inside_store(path: str) -> bool:

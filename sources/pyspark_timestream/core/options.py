@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.errors import LOGIN, OptionError
 
@@ -357,3 +358,24 @@ def whole_number(at_least: int = 0) -> Parser[int]:
 
     accepts = f"a whole number, at least {at_least}"
     return Parser(parse, accepts)
+
+
+def decode_file_uri(uri: str) -> str:
+    """Return the local path that a `file:` URI names.
+
+    Raises:
+        ValueError: it names another machine; or it has a query or a fragment, which no file has and
+            which Hadoop takes for a part of the path.
+
+    >>> decode_file_uri("file:///tmp/a%20store")
+    '/tmp/a store'
+    """
+    url = urlsplit(uri)
+    if url.netloc not in ("", "localhost"):
+        raise ValueError(f"the host '{url.netloc}' of a file: URI is another machine")
+    if "?" in uri or "#" in uri:
+        raise ValueError(
+            "a '?' or '#' of a file: URI is written %3F or %23, or the path is given "
+            "without 'file:'"
+        )
+    return unquote(url.path, errors="surrogateescape")

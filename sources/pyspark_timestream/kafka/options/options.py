@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.instants import TIME_UNITS
@@ -20,6 +19,7 @@ from pyspark_timestream.core.options import (
     Parser,
     boolean,
     choice,
+    decode_file_uri,
     fixed_settings,
     option,
     option_specs,
@@ -54,6 +54,7 @@ from pyspark_timestream.kafka.options.parsers import (
     TimeFrom,
     make_object,
     parse_topic,
+    shorten,
 )
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.where import WHERE, Where
@@ -115,12 +116,7 @@ def _parse_source(value: str) -> SettingsSource:
         topic = text[len(_TOPIC_PREFIX) :]
         return SettingsSource(text, topic=parse_topic(topic))
     if text.lower().startswith("file:"):
-        url = urlsplit(text)
-        if url.netloc not in ("", "localhost"):
-            raise ValueError(f"'{url.netloc}' is another machine")
-        if "?" in text or "#" in text:
-            raise ValueError("a '?' or '#' in a URI is written %3F or %23")
-        text_path = unquote(url.path, errors="surrogateescape")
+        text_path = decode_file_uri(text)
     elif re.match("[A-Za-z][A-Za-z0-9+.-]+://", text):
         raise ValueError("only files of the driver's machine can be read")
     else:
@@ -145,7 +141,7 @@ def parse_json(content: bytes, subject: str) -> Any:
     try:
         return json.loads(content.decode("utf-8-sig"), object_pairs_hook=make_object)
     except (ValueError, RecursionError) as error:
-        raise _refusal(f"{subject} is not JSON ({_shorten(str(error))})") from None
+        raise _refusal(f"{subject} is not JSON ({shorten(str(error))})") from None
 
 
 def read_topic_settings(
@@ -169,7 +165,7 @@ def read_topic_settings(
         if name is None:
             raise OptionError(
                 _NAME,
-                f"{subject} has '{_shorten(key)}', which is not a setting of a topic's time",
+                f"{subject} has '{shorten(key)}', which is not a setting of a topic's time",
                 ", ".join(TOPIC_SETTINGS),
                 "remove it there; set other options in the query",
             )
@@ -189,7 +185,7 @@ def _read_text(spec: OptionSpec, value: Any, subject: str) -> str:
             problem = "it means that the option is not set"
         except ValueError as error:
             problem = str(error)
-    quoted = _shorten(json.dumps(value, ensure_ascii=False))
+    quoted = shorten(json.dumps(value, ensure_ascii=False))
     raise OptionError(
         _NAME,
         f"{subject}: cannot read '{spec.name}': {quoted} ({problem})",
@@ -283,10 +279,6 @@ def _read_choice(
 
 def _refusal(problem: str, next_step: str = _CORRECT) -> OptionError:
     return OptionError(_NAME, problem, _ACCEPTS, next_step)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")

@@ -397,9 +397,14 @@ def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     for name, value in pairs:
         if name in entries:
-            raise ValueError(f"'{name if len(name) <= 80 else name[:77] + '...'}' is there twice")
+            raise ValueError(f"'{shorten(name)}' is there twice")
         entries[name] = value
     return entries
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text, of at most 80 letters, for a message."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _format_by_partition(leaves: Mapping[Partition, int]) -> str:
