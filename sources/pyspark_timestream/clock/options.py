@@ -43,6 +43,7 @@ from pyspark_timestream.core.options import (
     Parser,
     choice,
     fixed_settings,
+    make_object,
     option,
     option_specs,
     quote_value,
@@ -317,7 +318,7 @@ def load_descriptor(text: str) -> dict[str, Any]:
             _strip_comments(text),
             parse_float=Decimal,
             parse_constant=_refuse_constant,
-            object_pairs_hook=_refuse_duplicate_keys,
+            object_pairs_hook=make_object,
         )
     except (ValueError, RecursionError) as error:
         raise _descriptor_error(f"it is not JSON ({error})", "correct the JSON") from error
@@ -340,13 +341,6 @@ def _read_file(path: str) -> str:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for index, (key, _) in enumerate(pairs):
-        if key in dict(pairs[:index]):
-            raise ValueError(f"key {_to_json(key)} is given twice")
-    return dict(pairs)
 
 
 def _get_transport(descriptor: Mapping[str, Any]) -> Mapping[str, Any]:

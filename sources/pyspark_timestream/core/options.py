@@ -360,6 +360,25 @@ def whole_number(at_least: int = 0) -> Parser[int]:
     return Parser(parse, accepts)
 
 
+def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of parsed JSON.
+
+    Raises:
+        ValueError: a name is there twice, of which one value would be lost in silence.
+    """
+    entries: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entries:
+            raise ValueError(f"'{shorten(name)}' is there twice")
+        entries[name] = value
+    return entries
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text, of at most 80 letters, for a message."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def decode_file_uri(uri: str) -> str:
     """Return the local path that a `file:` URI names.
 

@@ -159,7 +159,7 @@ def test_other_formats_are_refused_by_key_and_value(key, value, accepted):
         ({"Transport": "time", "Shema": {}}, "did you mean 'Schema'?"),
         ("[1]", "cannot read the file '[1]'"),
         ('{"Transport": }', "it is not JSON"),
-        ('{"Transport": "time", "Transport": "time"}', """key "Transport" is given twice"""),
+        ('{"Transport": "time", "Transport": "time"}', "'Transport' is there twice"),
         ('{"Transport": {"Type": "time", "Period": NaN}}', "NaN is not a JSON number"),
         ('{"a": ' * 100_000, "it is not JSON (maximum recursion depth"),
         ("/no/such/file.json", "cannot read the file '/no/such/file.json'"),

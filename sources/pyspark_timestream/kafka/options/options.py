@@ -21,9 +21,11 @@ from pyspark_timestream.core.options import (
     choice,
     decode_file_uri,
     fixed_settings,
+    make_object,
     option,
     option_specs,
     quote_setting,
+    shorten,
     text,
 )
 from pyspark_timestream.core.policies import (
@@ -52,9 +54,7 @@ from pyspark_timestream.kafka.options.parsers import (
     Frequency,
     ImportSource,
     TimeFrom,
-    make_object,
     parse_topic,
-    shorten,
 )
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.where import WHERE, Where

@@ -20,7 +20,7 @@ from pyspark_timestream.core.instants import (
     parse_duration,
     parse_instant,
 )
-from pyspark_timestream.core.options import Parser, whole_number
+from pyspark_timestream.core.options import Parser, make_object, whole_number
 from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
 
 Path = tuple[str, ...]
@@ -386,25 +386,6 @@ def _parse_json_object(value: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError("not a JSON object")
     return parsed
-
-
-def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of parsed JSON.
-
-    Raises:
-        ValueError: a name is there twice, of which one value would be lost in silence.
-    """
-    entries: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in entries:
-            raise ValueError(f"'{shorten(name)}' is there twice")
-        entries[name] = value
-    return entries
-
-
-def shorten(text: str) -> str:
-    """Return the beginning of a text, of at most 80 letters, for a message."""
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _format_by_partition(leaves: Mapping[Partition, int]) -> str:
