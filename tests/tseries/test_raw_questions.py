@@ -208,7 +208,7 @@ def ask_buckets(asked, store, oracle, chance):
     narrow, view, ends = some_view(store, chance, counts=False)
     while "place" in view:
         narrow, view, ends = some_view(store, chance, counts=False)
-    group = chance.choice(["series", "series", "room"])
+    group = chance.choice(["series", "series", "room", None])
     number, unit = width = chance.choice(WIDTHS)
     zone = chance.choice([None, *ODD_DAYS])
     origin = chance.choice([None, None, store.begin + timedelta(minutes=45)])
@@ -224,7 +224,7 @@ def ask_buckets(asked, store, oracle, chance):
     starts = bucket_starts(width, zone, origin, low, high)
     wanted = oracle.buckets(group, starts, view, chosen, fill, ends)
     found = query.select_from(**named).to_arrow()
-    wanted = wanted.rename_columns([group, *wanted.column_names[1:]])
+    wanted = wanted.rename_columns([group or "all", *wanted.column_names[1:]])
     about = group, width, zone, origin, view, named, fill, ends
     same(found, wanted.select(found.column_names), *about)
     same(query.stream_from(**named).read_all(), wanted.select(found.column_names), *about)

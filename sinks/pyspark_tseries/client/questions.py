@@ -68,7 +68,7 @@ class BucketQuery:
         asked: the query of the events.
         buckets: the buckets.
         named: the aggregates, by the names of the result's columns.
-        tag: the value column to group by; None for the series.
+        group: the column to group by, `series` or a value column; None: all events are one group.
         filling: what new rows hold.
         is_filled: True if missing buckets get rows.
         open_view: the function that gives the commit to be asked.
@@ -77,7 +77,7 @@ class BucketQuery:
     asked: Query
     buckets: Buckets
     named: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    tag: str | None = None
+    group: str | None = "series"
     filling: Any = field(default=None, hash=False)
     is_filled: bool = False
     open_view: Callable[[], View] = field(kw_only=True, compare=False, repr=False)
@@ -95,12 +95,16 @@ class BucketQuery:
         """
         return dataclasses.replace(self, named={**self.named, **aggregates})
 
-    def by(self, tag: str) -> "BucketQuery":
+    def by(self, tag: str | None = None) -> "BucketQuery":
         """Group by the values of a column instead of the series; a null is also a value.
 
         Memory holds the buckets of all values at once.
+
+        Args:
+            tag: the value column; None: a bucket has one row, for all series together, and the
+                result no column of a group.
         """
-        return dataclasses.replace(self, tag=tag)
+        return dataclasses.replace(self, group=tag)
 
     def fill(self, value: Any = "null") -> "BucketQuery":
         """Add a row for each bucket without an event, from the first to the last with one.
@@ -164,7 +168,7 @@ class BucketQuery:
             schema,
             self.buckets,
             self.named,
-            self.tag,
+            self.group,
             fill=self.filling,
             is_filled=self.is_filled,
         )
@@ -257,8 +261,8 @@ class BucketResult(TableResult):
     """The result of a query by buckets.
 
     Attributes:
-        table: `series`, or the tag's column; `timestamp`, the start of the bucket; and the
-            aggregates. It is sorted by the first two.
+        table: `series`, the tag's column, or neither if all series are together; `timestamp`, the
+            start of the bucket; and the aggregates. It is sorted by group and time.
         query: the query that was asked.
     """
 
@@ -276,8 +280,9 @@ class BucketResult(TableResult):
     def __repr__(self) -> str:
         facts = [f"{len(self):,} bucket{'' if len(self) == 1 else 's'}"]
         if len(self):
-            groups = len(self.table.column(0).unique())
-            facts.append(f"{groups:,} of '{self.table.column_names[0]}'")
+            if self.query.group is not None:
+                groups = len(self.table[self.query.group].unique())
+                facts.append(f"{groups:,} of '{self.query.group}'")
             us = to_int64(self.table["timestamp"])
             facts.append(format_span(int(us.min()), int(us.max())))
         return f"BucketResult({', '.join(facts)})"
@@ -328,10 +333,10 @@ class BucketResult(TableResult):
 
     @property
     def _shape(self) -> Shape:
-        names = self.table.column_names
+        group, buckets = self.query.group, self.query.buckets
+        names = [name for name in self.table.column_names if name not in (group, "timestamp")]
         bands = find_bands(self.query.named)
-        buckets = self.query.buckets
-        return Shape(names[0], tuple(names[2:]), buckets.ends, bands, zone=buckets.zone)
+        return Shape(group, tuple(names), buckets.ends, bands, zone=buckets.zone)
 
     def _repr_html_(self) -> str:
         return render_html(self.table, len(self), self._shape, "bucket")

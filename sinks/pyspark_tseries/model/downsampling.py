@@ -70,22 +70,22 @@ class Downsampling:
     Attributes:
         buckets: the buckets.
         aggregates: the result's columns after group and `timestamp`.
-        tag: the value column to group by; None for the series.
+        group: the column to group by, `series` or a value column; None: all events are one group.
         fill: one of `FILLS`, or a value; None if only buckets with events have rows.
         is_filled: True if missing buckets get rows.
     """
 
     buckets: Buckets
     aggregates: tuple[Aggregate, ...]
-    tag: str | None = None
+    group: str | None = "series"
     fill: Any = None
     is_filled: bool = False
 
     @property
     def columns(self) -> list[str]:
         """The columns of events that the aggregation reads."""
-        tags = [] if self.tag is None else [self.tag]
-        return list(dict.fromkeys(["series", "timestamp", *tags, *self.value_columns]))
+        groups = [] if self.group is None else [self.group]
+        return list(dict.fromkeys(["series", "timestamp", *groups, *self.value_columns]))
 
     @property
     def value_columns(self) -> list[str]:
@@ -98,7 +98,7 @@ def plan_downsampling(
     schema: pa.Schema,
     buckets: Buckets,
     requested: Mapping[str, Any],
-    tag: str | None = None,
+    group: str | None = "series",
     *,
     fill: Any = None,
     is_filled: bool = False,
@@ -109,11 +109,11 @@ def plan_downsampling(
         InvalidQuery: a column is unknown, or does not have its aggregate.
     """
     aggregates = parse_aggregates(schema, dict(requested))
-    if tag is not None:
-        _check_tag(schema, tag, aggregates)
+    if group is not None and group != "series":
+        _check_tag(schema, group, aggregates)
     if is_filled:
         parse_fill(fill, schema, aggregates)
-    return Downsampling(buckets, aggregates, tag, fill, is_filled)
+    return Downsampling(buckets, aggregates, group, fill, is_filled)
 
 
 def _check_tag(schema: pa.Schema, tag: str, aggregates: Sequence[Aggregate]) -> None:
@@ -122,7 +122,7 @@ def _check_tag(schema: pa.Schema, tag: str, aggregates: Sequence[Aggregate]) -> 
         raise InvalidQuery(
             f"{show_value(tag)} is not a value column to group by",
             ", ".join(tags) or "none: no value column has single values",
-            "name one of these, or leave by() out to group by series",
+            "name one of these, or none for all series together; without by() each has its rows",
         )
     if any(aggregate.name == tag for aggregate in aggregates):
         raise InvalidQuery(
@@ -249,17 +249,14 @@ def result_type(schema: pa.Schema, aggregate: Aggregate) -> pa.DataType:
 
 
 def result_fields(schema: pa.Schema, downsampling: Downsampling) -> pa.Schema:
-    """Return the columns of the result: the group, `timestamp`, and the aggregates."""
-    group = (
-        pa.field("series", pa.string())
-        if downsampling.tag is None
-        else schema.field(downsampling.tag)
-    )
+    """Return the columns of the result: the group if any, `timestamp`, and the aggregates."""
+    groups = [] if downsampling.group is None else [downsampling.group]
+    with_series = schema.insert(0, pa.field("series", pa.string()))
     fields = [
         pa.field(a.name, result_type(schema, a), metadata=_unit_of(schema, a))
         for a in downsampling.aggregates
     ]
-    return pa.schema([group, pa.field("timestamp", INSTANT), *fields])
+    return pa.schema([*map(with_series.field, groups), pa.field("timestamp", INSTANT), *fields])
 
 
 def _unit_of(schema: pa.Schema, aggregate: Aggregate) -> dict[bytes, bytes] | None:

@@ -1,9 +1,9 @@
-"""Answer a query by buckets: each series, or tag, has a row for each bucket (semantics 32).
+"""Answer a query by buckets: each group has a row for each bucket (semantics 32).
 
 The events are those of a `values` query. If no original of the result depends on another, files
 are read in pieces, and each piece is folded into states of buckets at once, so memory holds only
 the states. Other queries count events, and hold whole series in memory. Series are read in groups
-of limited size, one after the other; a tag's values may be in all series, so its states are held
+of limited size, one after the other; if a group has several series, the states of all are held
 together. `read.states` makes the states; `finish` makes aggregates of them and fills buckets
 without events. This module also finds the gaps of a query.
 """
@@ -94,7 +94,7 @@ def downsample(scope: Scope, query: Query, downsampling: Downsampling) -> Iterat
     schema = pa.schema(scope.snapshot.values)
     folding = Folding(schema, downsampling)
     ends = find_fill_ends(query.view)
-    scopes = [scope] if downsampling.tag is not None else _divide_series(scope, query)
+    scopes = _divide_series(scope, query) if downsampling.group == "series" else [scope]
     plain = make_plain(query, has_erasures=scope.snapshot.has_erasures)
     for some_series in scopes:
         merger = Merger(folding)
@@ -251,8 +251,9 @@ def finish(
     if downsampling.is_filled and len(starts):
         codes, starts, columns = _fill(codes, starts, downsampling, columns, ends_us)
     fields = result_fields(schema, downsampling)
-    names = groups.take(pa.array(codes)).cast(fields.field(0).type)
-    table = [names, pa.array(starts).cast(INSTANT), *columns]
+    table = [pa.array(starts).cast(INSTANT), *columns]
+    if downsampling.group is not None:
+        table = [groups.take(pa.array(codes)).cast(fields.field(0).type), *table]
     return pa.Table.from_arrays(table, schema=fields)
 
 

@@ -163,6 +163,9 @@ class Folding:
         functions = {aggregate.function for aggregate in downsampling.aggregates}
         self._in_order = not functions.isdisjoint(_IN_ORDER)
         self._kept = [name for name, states in self._states.items() if "values" in states]
+        self._tag = None if downsampling.group == "series" else downsampling.group
+        # A bucket of a tag, or of all series together, may have several series.
+        self._ties = [] if downsampling.group == "series" else ["series"]
 
     @property
     def columns(self) -> list[str]:
@@ -172,7 +175,7 @@ class Folding:
     @property
     def needs_series(self) -> bool:
         """True if `fold` needs the series of each event, not just of each run."""
-        return self._downsampling.tag is not None
+        return self._tag is not None or bool(self._ties and self._kept)
 
     def fold(self, events: pa.Table, limits: Limits | None = None) -> States:
         """Return the states of some events.
@@ -184,11 +187,7 @@ class Folding:
             limits: leave out events at other times; None: none.
         """
         names, begins = find_runs_of(events["series"])
-        tag = (
-            None
-            if self._downsampling.tag is None
-            else unify(to_array(events[self._downsampling.tag]))
-        )
+        tag = None if self._tag is None else unify(to_array(events[self._tag]))
         if tag is not None:
             changes = np.union1d(begins, _find_changes(tag))
             names = names.take(pa.array(np.searchsorted(begins, changes, "right") - 1))
@@ -199,8 +198,11 @@ class Folding:
             low, high = limits(names)
         segment, starts, runs = find_runs(us, begins, self._downsampling.buckets, low, high)
         series = names.take(pa.array(segment))
+        group = series if tag is None else tag.take(pa.array(runs.first))
+        if self._downsampling.group is None:
+            group = pa.repeat("", len(runs))
         columns = {
-            "group": series if tag is None else tag.take(pa.array(runs.first)),
+            "group": group,
             "start": pa.array(starts),
             "count": pa.array(runs.sizes),
         }
@@ -215,9 +217,7 @@ class Folding:
         if not self._kept:
             return pa.table({})
         rows = runs.rows()
-        # A bucket of a tag may have several series.
-        ties = ["series"] if self._downsampling.tag is not None else []
-        columns = events.select([*ties, *self._kept]).take(pa.array(rows))
+        columns = events.select([*self._ties, *self._kept]).take(pa.array(rows))
         state = np.repeat(np.arange(len(runs)), runs.sizes)
         columns_kept: dict[str, Any] = {
             "state row": state,

@@ -152,7 +152,7 @@ class Oracle:
         """Aggregates by `group` and bucket.
 
         Args:
-            group: `series` or a tag column.
+            group: `series` or a tag column; None: all rows are one group, whose name is null.
             starts: the start of each bucket, and one behind the last.
             view: a condition on `timestamp`.
             chosen: a condition on `series`.
@@ -164,6 +164,7 @@ class Oracle:
         )
         self.con.register("starts", stops)
         made = ", ".join(f"{sql} AS {name}" for name, sql in AGGREGATES.items())
+        group = "NULL" if group is None else group
         self.con.execute(f"""
             CREATE OR REPLACE TEMP TABLE inside AS
             SELECT coalesce({group}, chr(1)) AS grp, shown.*, start, stop

@@ -70,8 +70,10 @@ def buckets_by_duckdb(store, group, width, zone, condition="true"):
     starts = [start_of(us, width, zone) for us in events["timestamp"].to_pylist()]
     events = events.append_column("bucket", pa.array(starts, pa.timestamp("us", "UTC")))
     begin = f"TIMESTAMPTZ '{BEGIN.isoformat()}'"
-    return duckdb.sql(f"""SELECT {group}, bucket AS timestamp, {SQL} FROM events
-        WHERE {condition.replace("begin", begin)} GROUP BY 1, 2 ORDER BY 1 NULLS LAST, 2""")
+    names = "bucket" if group is None else f"{group}, bucket"
+    return duckdb.sql(f"""SELECT {names}, {SQL} FROM events
+        WHERE {condition.replace("begin", begin)}
+        GROUP BY {names} ORDER BY {names.replace(",", " NULLS LAST,")}""")
 
 
 def check(store, group, width, zone, view="all"):
@@ -79,6 +81,7 @@ def check(store, group, width, zone, view="all"):
     query = ask(store.series.range_query()).every(width, zone).aggregate(**AGGREGATES)
     found = (query if group == "series" else query.by(group)).select_from().to_arrow()
     wanted = buckets_by_duckdb(store, group, width, zone, condition).to_arrow_table()
+    wanted = wanted.rename_columns({"bucket": "timestamp"})
     assert found.column_names == wanted.column_names
     for name in found.column_names:
         pairs = list(zip(found[name].to_pylist(), wanted[name].to_pylist(), strict=True))
@@ -98,7 +101,7 @@ def test_buckets_of_any_store_are_those_of_duckdb_over_its_deliveries(
     for _ in range(3):
         check(
             store,
-            data.draw(st.sampled_from(["series", "series", "room"])),
+            data.draw(st.sampled_from(["series", "series", "room", None])),
             data.draw(WIDTHS),
             data.draw(ZONES),
             data.draw(st.sampled_from(list(VIEWS))),
@@ -153,8 +156,8 @@ def test_buckets_are_the_same_however_events_lie_in_files(tmp_path_factory, data
         elif care == "z-order":
             DeltaTable(place / str(number)).optimize.z_order(["celsius"])
         query = store.range_query().every("1 hour").aggregate(n=("*", "count"), **named)
-        tables = [query.select_from().to_arrow(), query.by("room").select_from().to_arrow()]
-        found.append([table.to_pylist() for table in tables])
+        queries = [query, query.by("room"), query.by()]
+        found.append([each.select_from().to_arrow().to_pylist() for each in queries])
     assert found[0] == found[1]
 
 
@@ -194,6 +197,17 @@ def test_a_result_of_buckets_is_a_frame_and_a_page(store):
     assert "buckets" in repr(found)
     assert "<svg" in found._repr_html_()
     assert found == store.series.range_query().every("1 hour").aggregate(n="sum").select_from("a")
+
+
+def test_buckets_of_all_series_together_have_no_column_of_a_group_and_are_drawn_as_one_line(store):
+    query = store.series.range_query().every("1 hour").aggregate(n="sum").by()
+    found = query.select_from()
+    assert found.table.column_names == ["timestamp", "n"]
+    wanted = query.by("series").select_from().to_pandas().groupby("timestamp")["n"].sum()
+    assert found.table["n"].to_pylist() == wanted.tolist() != []
+    assert "BucketResult(6 buckets, 2026" in repr(found)
+    assert "<svg" in found._repr_html_()
+    assert len(query.fill(0).select_from("nobody")) == 0
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def events_of(store: dict[str, list[tuple[int, dict[str, Any]]]]) -> pa.Table:
     return table.set_column(2, "timestamp", table["timestamp"].cast(INSTANT))
 
 
-def ask(table: pa.Table, width: str = "1 hour", tag: str | None = None, **named: Any) -> pa.Table:
-    wanted = Downsampling(parse_buckets(width), parse_aggregates(SCHEMA, named), tag)
+def ask(table: pa.Table, width: str = "1 hour", group: str = "series", **named: Any) -> pa.Table:
+    wanted = Downsampling(parse_buckets(width), parse_aggregates(SCHEMA, named), group)
     return aggregate(table, SCHEMA, wanted)
 
 
@@ -103,18 +103,17 @@ def is_close(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("tag", [None, "room"])
+@pytest.mark.parametrize("group", ["series", "room"])
 @given(stores, st.sampled_from(["15 minutes", "1 hour", "1 day", "1 month"]))
 def test_aggregates_are_those_of_duckdb(
-    tag: str | None, store: dict[str, list[tuple[int, dict[str, Any]]]], width: str
+    group: str, store: dict[str, list[tuple[int, dict[str, Any]]]], width: str
 ) -> None:
     events = events_of(store)
     named = {f"c{number}": question for number, question in enumerate(QUESTIONS)}
-    found = ask(events, width, tag, n=("*", "count"), **named)
+    found = ask(events, width, group, n=("*", "count"), **named)
     columns = ", ".join(
         f"{SQL[function].format(column)} AS {name}" for name, (column, function) in named.items()
     )
-    group = tag or "series"
     wanted = duckdb.sql(
         f"""SELECT {group}, time_bucket(INTERVAL '{width}', timestamp) AS timestamp, count(*) AS n,
         {columns} FROM events GROUP BY 1, 2 ORDER BY 1 NULLS LAST, 2"""
@@ -197,7 +196,7 @@ def test_fills_are_those_of_a_loop(
     named = parse_aggregates(SCHEMA, {"real": "max", "n": ("*", "count")})
     parse_fill(fill, SCHEMA, named)
     plain = Downsampling(parse_buckets("1 hour"), named)
-    filled = Downsampling(parse_buckets("1 hour"), named, None, fill, is_filled=True)
+    filled = Downsampling(parse_buckets("1 hour"), named, "series", fill, is_filled=True)
     rows = aggregate(events, SCHEMA, plain).to_pylist()
     found = aggregate(events, SCHEMA, filled, (low, high)).to_pylist()
     for series in {row["series"] for row in rows}:
@@ -320,7 +319,7 @@ def test_a_fill_on_the_line_between_extreme_values_is_on_it(
         }
     )
     named = parse_aggregates(schema, {"n": "last"})
-    filled = Downsampling(parse_buckets("1 hour"), named, None, "linear", is_filled=True)
+    filled = Downsampling(parse_buckets("1 hour"), named, "series", "linear", is_filled=True)
     first, _, third, last = aggregate(table, schema, filled)["n"].to_pylist()
     assert (first, last) == (wanted[0], wanted[2])
     assert third == pytest.approx(wanted[1], rel=1e-15)
