@@ -5,9 +5,10 @@ On the same files, those of the store: DuckDB over its live Parquet files, delta
 themselves (`stores`). DuckDB and deltalake merge no edits, which is right here, where there are
 none, and is their best case.
 
-`tseries` answers lastpoint with `TimeSeries.latest`, the three by time with `every`, and
-high-cpu-all with `TimeSeries.sql`, over the view of current values: each time it asks the log for
-newer commits, and it would merge edits and hide what is out of range.
+`tseries` answers lastpoint with `TimeSeries.latest`, single-groupby-1-1-1 and double-groupby-1 with
+`every`, whose buckets are those of a series, and the others with `TimeSeries.sql`, over the view of
+current values: each time it asks the log for newer commits, and it would merge edits and hide what
+is out of range.
 
 Each is opened once and kept open, as services have it.
 """
@@ -24,7 +25,6 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 
 from pyspark_tseries import TimeSeries
-from tsbs.load import FIELDS
 from tsbs.queries import DATAFUSION, DUCKDB, SQLITE, Query, instant_of, sql_of
 
 __all__ = ["READERS", "Ask"]
@@ -75,8 +75,7 @@ def from_tseries(place: Path) -> Ask:
 
 
 _BUCKETS: Final = {
-    "single-groupby-1-1-1": ("minute", 60_000_000, ["minute", *FIELDS[:1]]),
-    "single-groupby-5-8-1": ("minute", 60_000_000, ["minute", *FIELDS[:5]]),
+    "single-groupby-1-1-1": ("minute", 60_000_000, ["minute", "usage_user"]),
     "double-groupby-1": ("hour", 3_600_000_000, ["hour", "series", "mean"]),
 }
 """Kinds that ask for buckets of series: the width, in us, and the columns of the answer."""
@@ -91,10 +90,8 @@ def _ask_buckets(store: TimeSeries, query: Query) -> pa.Table:
     if width == "hour":
         named = {"mean": (fields[0], "mean")}
     asked = store.range_query().from_(first).to(end - timedelta(microseconds=1))
-    buckets = asked.every(f"1 {width}").aggregate(**named)
-    if width == "minute":
-        buckets = buckets.by()  # The rows of TSBS are those of all its hosts together.
-    found = buckets.select_from(query.hosts or None).to_arrow()
+    buckets = asked.every(f"1 {width}").aggregate(**named).select_from(query.hosts or None)
+    found = buckets.to_arrow()
     number = pc.divide(found["timestamp"].cast(pa.int64()), width_us)
     return found.append_column(width, number).select(columns)
 
