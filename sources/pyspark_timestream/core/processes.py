@@ -9,7 +9,9 @@ environment, so a request to end (semantics 11.12) is a file in the temporary di
 the stream's id. The request is only a signal: the offset records the end.
 """
 
+import contextlib
 import functools
+import io
 import os
 import re
 import signal
@@ -17,9 +19,9 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, Self, TypeVar, overload
+from typing import Any, Final, Generic, Protocol, Self, TextIO, TypeVar, cast, overload
 from weakref import WeakSet
 
 T = TypeVar("T")
@@ -31,8 +33,58 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 """The exit code that shells give a command after Ctrl-C."""
 
 
+class _OutputError(BaseException):
+    """Standard output cannot be written.
+
+    As KeyboardInterrupt it is no Exception: a command would blame what it reads or writes.
+    """
+
+
+class _Output:
+    """Standard output, whose failures are `_OutputError`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        return self._call(self._stream.write, text)
+
+    def flush(self) -> None:
+        """Pass on what was written."""
+        self._call(self._stream.flush)
+
+    @staticmethod
+    def _call(function: Callable[..., T], *arguments: str) -> T:
+        try:
+            return function(*arguments)
+        except OSError as error:
+            raise _OutputError from error
+
+
+@contextlib.contextmanager
+def _guard_output() -> Iterator[None]:
+    """Write letters that the encoding lacks as escapes; write nothing where output is closed."""
+    before = sys.stdout
+    # Python has no such stream if its descriptor was closed before (`>&-`).
+    stream = open(os.devnull, "w") if before is None else before  # noqa: SIM115
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    sys.stdout = cast(TextIO, _Output(stream))
+    try:
+        yield
+    finally:
+        sys.stdout = before
+
+
 def end_quietly(main: Callable[..., int]) -> Callable[..., int]:
-    """End a command without a traceback at Ctrl-C, and when its reader ends (`... | head -1`)."""
+    """End a command without a traceback at Ctrl-C, and when its output cannot be written.
+
+    A reader that ends (`... | head -1`) is not worth a word.
+    """
 
     @functools.wraps(main)
     def run(arguments: list[str] | None = None) -> int:
@@ -40,12 +92,20 @@ def end_quietly(main: Callable[..., int]) -> Callable[..., int]:
             # From here on what a command has begun is cleaned up, which needs an exception.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            code = main(arguments)
-            sys.stdout.flush()
-        except BrokenPipeError:
+            with _guard_output():
+                code = main(arguments)
+                sys.stdout.flush()
+        except _OutputError as error:
             # Python flushes standard output once more at exit, which would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return _OF_A_CLOSED_PIPE
+            if isinstance(error.__cause__, BrokenPipeError):
+                return _OF_A_CLOSED_PIPE
+            print(
+                f"standard output cannot be written ({error.__cause__}), so what it lacks was not "
+                "told; next step: send it to a file or a terminal that can be written",
+                file=sys.stderr,
+            )
+            return 1
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr, flush=True)
             return INTERRUPTED

@@ -1,7 +1,6 @@
 """The command `peek`: shows ten records of a topic, and prints the options to read it with."""
 
 import argparse
-import io
 import json
 import logging
 import re
@@ -433,9 +432,6 @@ def run_command(report: Callable[[], str]) -> int:
     except (NoSample, OptionError, TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Print escapes, which Python understands, for letters that the terminal's encoding lacks.
-        sys.stdout.reconfigure(errors="backslashreplace")
     print(text)
     return 0
 
