@@ -152,6 +152,7 @@ def read_cpu_s(process: subprocess.Popen) -> float:
     return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.soak
 def test_a_thousand_partitions_and_a_long_history_cost_little(tmp_path: Path) -> None:
     for folder in ("offsets", "commits"):
         (tmp_path / folder).mkdir()

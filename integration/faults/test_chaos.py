@@ -31,11 +31,13 @@ def campaign(place: Path, *arguments: str) -> Counter[str]:
     return Counter(fault["kind"] for fault in faults if fault["hit"])
 
 
+@pytest.mark.soak
 def test_stores_and_clients_lose_and_double_nothing_in_two_campaigns(tmp_path: Path) -> None:
     hit = campaign(tmp_path, "1", "2", "--without-spark")
     assert sum(hit.values()) > 8
 
 
+@pytest.mark.soak
 def test_a_chain_from_topic_to_topic_loses_and_doubles_nothing_in_a_campaign(
     tmp_path: Path,
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_query_without_a_broker_fails_in_time_and_names_who_was_asked_and_what
     assert "next step: check option 'kafka.bootstrap.servers'" in message
 
 
+@pytest.mark.soak
 def test_a_query_without_a_broker_logs_one_line_a_minute_of_each(tmp_path: Path) -> None:
     script = JOBS / "no_broker_job.py"
     arguments = ["127.0.0.1:1", "12000", str(tmp_path / "checkpoint")]

@@ -76,6 +76,7 @@ class Markers:
             assert seconds == [*range(1, written + 1)]
 
 
+@pytest.mark.soak
 def test_a_sink_whose_broker_is_killed_goes_on_or_fails_by_name_and_writes_everything_once(
     spark: SparkSession, stoppable_broker: Broker, topic: Callable[..., str], tmp_path: Path
 ) -> None:

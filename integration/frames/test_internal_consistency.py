@@ -44,6 +44,7 @@ def test_bank_transfers_are_out_of_order_by_up_to_ten_seconds(lag_s: int) -> Non
     assert 0.7 * COUNT < sum(in_time(given, SHORT_S).values()) < 0.9 * COUNT
 
 
+@pytest.mark.soak
 def test_bank_totals_are_zero_though_killed_and_late(broker: Broker, tmp_path: Path) -> None:
     given = transfers(COUNT, 4)
     place, store = tmp_path / "checkpoint", tmp_path / "store"

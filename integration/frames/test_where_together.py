@@ -34,6 +34,7 @@ def drawn(count: int, partitions: int) -> list[object]:
     ]
 
 
+@pytest.mark.soak
 def test_filtered_batches_are_handed_over_and_windows_folded_from_them_under_kills(
     spark: SparkSession, broker: Broker, topic, tmp_path: Path
 ) -> None:

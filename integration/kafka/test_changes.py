@@ -187,6 +187,7 @@ def test_flights_with_a_delay_that_waits_for_a_cti_change_there_before_and_after
     check_replays(made, (early, change["number"]), **waits)
 
 
+@pytest.mark.soak
 def test_an_import_is_added_and_left_out_between_kills_and_every_batch_replays(
     stream: Callable[..., Stream], topic: Callable[..., str]
 ) -> None:

@@ -204,6 +204,7 @@ def test_a_batch_write_has_each_row_once_and_another_one_adds_to_it(job) -> None
     assert Counter(made.values()) == Counter([*range(50)] * 2)
 
 
+@pytest.mark.soak
 def test_windows_in_many_batches_are_never_below_a_mark_and_the_next_job_has_all(job) -> None:
     records = trips(120)
     made = job(*records)

@@ -22,6 +22,7 @@ FLIGHTS = choices([3_000], [None])[0]
 """Three days and a half, or all of 2013."""
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_corrected_hours_of_flights_equal_those_of_a_large_delay_under_kills(
     spark: SparkSession, broker: Broker, tmp_path: Path

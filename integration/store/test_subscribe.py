@@ -193,6 +193,7 @@ def test_a_subscriber_that_was_away_for_many_commits_finds_them_all(tmp_path: Pa
     assert verify(str(path)) == []
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_killed_subscriber_loses_and_doubles_nothing(tmp_path: Path) -> None:
     """Killed between the sink's commit and Spark's note of it, while the store is rewritten."""
