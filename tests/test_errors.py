@@ -33,6 +33,13 @@ def test_error_with_accepted_values_and_a_step_composes_its_text(kind):
 
 
 @pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
+def test_a_name_of_any_producer_ends_no_line_and_moves_no_cursor(kind):
+    error = kind("series 'a\n\x1b[2J\u202e' is empty", "a\rname", "set\x9bit")
+    assert str(error).isprintable()
+    assert "'a\\n\\x1b[2J\\u202e'" in str(error)
+
+
+@pytest.mark.parametrize("kind", LEAVES, ids=lambda kind: kind.__name__)
 def test_error_pickled_by_spark_keeps_class_and_text(kind):
     again = unpickle(kind("it is empty", "a name", "set it"))
     assert (type(again), str(again)) == (kind, COMPOSED)

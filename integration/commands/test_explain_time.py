@@ -276,6 +276,22 @@ def test_ctis_that_never_reach_the_watermark_are_the_headline_not_an_end_without
     assert diagnosis(right).kind is Kind.ENDED
 
 
+@pytest.mark.parametrize(("partitions", "is_noted"), [("40", True), ("4", False)])
+def test_a_small_state_in_many_partitions_is_noted_until_they_are_few(
+    stream, spark: SparkSession, partitions: str, is_noted: bool
+) -> None:
+    made = stream([event(second) for second in range(6)], ctiFrequency=1, finalCti="true")
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", partitions)
+    try:
+        run(made, advance_time(made.load()).groupBy(F.window("start_time", "1 second")).count())
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+    notes = str(explain_time(made.query))
+    assert ("each batch runs 40 tasks" in notes) == is_noted
+    assert ("spark.sql.shuffle.partitions" in notes) == is_noted
+
+
 def test_who_passes_a_frame_is_told_what_explain_time_wants(stream) -> None:
     with pytest.raises(TypeError, match=r"got a DataFrame; accepted: the StreamingQuery that \.st"):
         explain_time(stream([]).load())

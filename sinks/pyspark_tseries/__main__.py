@@ -20,6 +20,7 @@ from typing import Any
 
 from pyspark_timestream.core.instants import parse_instant, to_datetime
 from pyspark_timestream.core.processes import end_quietly, leave_out_pandas
+from pyspark_timestream.errors import escape_controls
 from pyspark_tseries import __version__
 from pyspark_tseries.client import browse, show
 from pyspark_tseries.errors import DAMAGES, TseriesError
@@ -118,7 +119,7 @@ def _parse_storage_options(texts: list[str] | None) -> dict[str, str]:
 def _describe(path: Location, arguments: argparse.Namespace) -> int:
     for name, value in describe(path).items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        print(f"{name:17} {text}")
+        print(f"{name:17} {escape_controls(text)}")
     return 0
 
 
@@ -141,7 +142,7 @@ def _repair(path: Location, arguments: argparse.Namespace) -> int:
         print("nothing to repair")
     for field in dataclasses.fields(done):
         for line in getattr(done, field.name):
-            print(f"{field.name}: {line}")
+            print(f"{field.name}: {escape_controls(str(line))}")
     return 1 if done.left or (arguments.dry_run and done.mended) else 0
 
 

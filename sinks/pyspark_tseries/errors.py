@@ -10,7 +10,7 @@ A damaged store has one of the kinds of damage in the table here (semantics 26):
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from pyspark_timestream.errors import ReasonedError, compose_message
+from pyspark_timestream.errors import ReasonedError, compose_message, escape_controls
 
 
 class TseriesError(ReasonedError):
@@ -274,5 +274,5 @@ class Finding:
 
     def __str__(self) -> str:
         if self.mended is not None:
-            return f"{self.problem}. {self.mended}"
+            return escape_controls(f"{self.problem}. {self.mended}")
         return compose_message(self.problem, self.accepts, self.next_step)

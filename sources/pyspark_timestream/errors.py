@@ -15,10 +15,26 @@ LOGIN: Final = re.compile(
 """Finds the part of an address with a user's name or password; in Azure's it is a container."""
 
 
+_CONTROLS: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+"""Characters that move a cursor, end a line, turn the direction of writing, or are no text."""
+
+
+def escape_controls(text: str) -> str:
+    r"""Escape control characters; the spaces and joiners of any language stay.
+
+    >>> print(escape_controls("\x1b[31mred \u202egreen"))
+    \x1b[31mred \u202egreen
+    """
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
 def compose_message(problem: str, accepts: str | None = None, next_step: str | None = None) -> str:
     """The text of an error: the problem, the accepted values, the next step.
 
-    A login in an address that the text quotes is hidden.
+    A login in an address that the text quotes is hidden. Names in it may come from any producer, so
+    control characters are escaped: they would end a line of a log, or move a terminal's cursor.
 
     >>> compose_message("'s3://me:hush@bucket' is empty", "a name", "set it")
     "'s3://[hidden]@bucket' is empty; accepted: a name; next step: set it"
@@ -28,7 +44,7 @@ def compose_message(problem: str, accepts: str | None = None, next_step: str | N
         clauses.append(f"accepted: {accepts}")
     if next_step is not None:
         clauses.append(f"next step: {next_step}")
-    return LOGIN.sub("://[hidden]@", "; ".join(clauses))
+    return escape_controls(LOGIN.sub("://[hidden]@", "; ".join(clauses)))
 
 
 _MAX_SHOWN: Final = 80

@@ -9,7 +9,6 @@ dark pages.
 """
 
 import math
-import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from pyspark_timestream.core.instants import (
     from_datetime,
     to_datetime,
 )
+from pyspark_timestream.errors import escape_controls
 
 GAP: Final = "  "
 """Separates the columns of a table."""
@@ -80,20 +80,6 @@ def begin_sentence(text: str) -> str:
 
 
 # -- text ------------------------------------------------------------------------------------------
-
-_CONTROLS: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-"""Characters that move a cursor, end a line, turn the direction of writing, or are no text."""
-
-
-def escape_controls(text: str) -> str:
-    r"""Escape control characters; the spaces and joiners of any language stay.
-
-    >>> print(escape_controls("\x1b[31mred \u202egreen"))
-    \x1b[31mred \u202egreen
-    """
-    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def join_sections(sections: Sequence[Sequence[str]]) -> str:

@@ -7,12 +7,12 @@ import wcwidth
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_timestream.errors import escape_controls
 from pyspark_timestream.report import (
     align,
     align_within,
     cell_width,
     cut_text,
-    escape_controls,
     html_table,
     paragraph,
     svg,

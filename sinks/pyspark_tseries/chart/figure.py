@@ -26,10 +26,10 @@ from pyspark_timestream.core.instants import (
     MINUTE_US,
     to_datetime,
 )
+from pyspark_timestream.errors import escape_controls
 from pyspark_timestream.report import (
     TimeTick,
     choose_step,
-    escape_controls,
     format_count,
     label_ticks,
     name_date,

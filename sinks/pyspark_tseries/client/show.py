@@ -14,7 +14,8 @@ from typing import Any, Final, TextIO
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import parse_duration, parse_instant, to_datetime
-from pyspark_timestream.report import align_within, escape_controls
+from pyspark_timestream.errors import escape_controls
+from pyspark_timestream.report import align_within
 from pyspark_tseries.chart.figure import is_line, show_number
 from pyspark_tseries.chart.terminal import Style, draw_text
 from pyspark_tseries.client.questions import BucketResult, Questions

@@ -72,7 +72,7 @@ def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
             )
             for stream, history in streams.items()
         ),
-        tuple(_list_notes(query, bool(streams))),
+        tuple(_list_notes(query, bool(streams), reports[-1] if reports else {})),
         read_operators(reports[-1]) if reports else (),
         details,
     )
@@ -123,7 +123,9 @@ def _read_offset_log(query: StreamingQuery) -> list[BatchReport]:
     return list(batches.values())
 
 
-def _list_notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
+def _list_notes(
+    query: StreamingQuery, has_streams: bool, progress: Mapping[str, Any]
+) -> Iterator[str]:
     failure = query.exception()
     if failure is not None:
         yield f"the query has failed: {find_own_message(str(failure)) or 'why(query) says why'}"
@@ -144,6 +146,34 @@ def _list_notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
             "the sink 'tseries' was given no 'retainedRange': a store that this query has created "
             "keeps 'limit 10', so that reads show the ten newest events of each series"
         )
+    cores = _ask_java(query, lambda java: java.sparkSession().sparkContext().defaultParallelism())
+    if cores is not None and (note := note_partitions(progress, cores)) is not None:
+        yield note
+
+
+_MIN_PARTITIONS: Final = 32
+_PARTITIONS_OF_A_CORE: Final = 8
+_ROWS_OF_A_PARTITION: Final = 100
+"""A state of fewer rows in more partitions takes longer to look after than to compute."""
+
+
+def note_partitions(progress: Mapping[str, Any], cores: int) -> str | None:
+    """Say that a query's state has far more partitions than its rows and `cores` need, or None.
+
+    Args:
+        progress: the query's last progress, as parsed JSON.
+        cores: how many tasks run at once.
+    """
+    for operator in progress.get("stateOperators") or ():
+        partitions, rows = operator.get("numShufflePartitions", 0), operator.get("numRowsTotal", 0)
+        is_many = partitions >= max(_MIN_PARTITIONS, _PARTITIONS_OF_A_CORE * cores)
+        if is_many and rows < _ROWS_OF_A_PARTITION * partitions:
+            return (
+                f"each batch runs {partitions} tasks, {cores} at once, for {rows} rows of state: "
+                "set spark.sql.shuffle.partitions to about the number of cores, as configure_spark "
+                f"does, and begin with a new checkpoint, since this one keeps its {partitions}"
+            )
+    return None
 
 
 def _lacks_retained_range(query: StreamingQuery) -> bool:

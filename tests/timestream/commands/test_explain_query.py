@@ -4,7 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from pyspark_timestream.commands.explain_query import find_plan_mistakes, find_progress_mistake
+from pyspark_timestream.commands.explain_query import (
+    find_plan_mistakes,
+    find_progress_mistake,
+    note_partitions,
+)
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 
 pytestmark = pytest.mark.spark
@@ -95,3 +99,23 @@ def test_a_progress_shows_state_whose_watermark_is_none_or_ahead_of_the_ctis(
     found = find_progress_mistake(progress, {"cti": "2024-01-01T00:00:09Z"})
     assert (found and found.kind) == kind
     assert find_progress_mistake(progress, {"cti": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("partitions", "rows", "cores", "is_noted"),
+    [
+        (200, 12, 2, True),
+        (200, 19_999, 25, True),
+        (200, 20_000, 2, False),
+        (200, 12, 26, False),
+        (32, 0, 1, True),
+        (31, 0, 1, False),
+    ],
+)
+def test_a_state_of_few_rows_in_many_partitions_is_noted(partitions, rows, cores, is_noted):
+    small = {"numShufflePartitions": 4, "numRowsTotal": 0}
+    large = {"numShufflePartitions": partitions, "numRowsTotal": rows}
+    note = note_partitions({"stateOperators": [small, large]}, cores)
+    assert (note is not None) == is_noted
+    assert note_partitions({"stateOperators": [small]}, cores) is None
+    assert note_partitions({}, cores) is None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pages import NAMES, parse, request
 from tseries.builders import forget_stores
 
-from pyspark_timestream.report import escape_controls
+from pyspark_timestream.errors import escape_controls
 from pyspark_timestream.serving import PageServer
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main

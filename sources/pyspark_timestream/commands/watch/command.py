@@ -40,6 +40,7 @@ from pyspark_timestream.errors import (
     OptionError,
     ReasonedError,
     TimestreamError,
+    escape_controls,
 )
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition
@@ -48,7 +49,6 @@ from pyspark_timestream.report import (
     begin_sentence,
     cell_width,
     cut_text,
-    escape_controls,
     format_count,
     format_time,
     shorten_duration,

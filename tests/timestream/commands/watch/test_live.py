@@ -21,10 +21,11 @@ from pyspark_timestream.commands.watch.command import add_arguments, format_text
 from pyspark_timestream.commands.watch.follow import CtiPoint, QueryLog
 from pyspark_timestream.commands.watch.live import PAGES, LivePage
 from pyspark_timestream.commands.watch.page import draw_curve, render_sections
+from pyspark_timestream.errors import escape_controls
 from pyspark_timestream.kafka.diagnosis.history import BatchReport
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.report import cell_width, escape_controls
+from pyspark_timestream.report import cell_width
 from pyspark_timestream.serving import PageServer, digest, render_shell
 
 MAX_PAGE = 300_000
