@@ -82,7 +82,7 @@ class BucketQuery:
     is_filled: bool = False
     open_view: Callable[[], View] = field(kw_only=True, compare=False, repr=False)
 
-    def aggregate(self, **aggregates: Any) -> "BucketQuery":
+    def aggregate(self, /, **aggregates: Any) -> "BucketQuery":
         """Name the columns of the result and their aggregates.
 
         Later calls add columns. Nulls are not counted, and an aggregate of no values is null.

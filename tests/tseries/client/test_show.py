@@ -190,6 +190,17 @@ def test_every_makes_buckets_and_last_takes_the_newest(show):
     assert "last" not in show("hall", "--column", "mode", "--every", "2h")
 
 
+def test_every_makes_buckets_of_a_column_that_is_named_self(tmp_path, capsys):
+    path = tmp_path / "s"
+    schema = pa.schema([pa.field("self", pa.float64())])
+    store = TimeSeries.create(path, schema, retained_range="unlimited", author="me")
+    store.append_many([{"series": "a", "timestamp": T0, "self": 1.5}])
+    together = store.range_query().every("1 hour").aggregate(self="mean").by()
+    assert together.select_from().table["self"].to_pylist() == [1.5]
+    assert main(["show", str(path), "a", "--every", "1h", "--timezone", "UTC"]) == 0
+    assert "self" in capsys.readouterr().out
+
+
 def test_series_by_prefix_and_pattern(show):
     assert show("--prefix", "ha").startswith("hall\n")
     assert show("--pattern", "*all").startswith("hall\n")
