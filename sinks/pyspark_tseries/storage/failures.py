@@ -136,15 +136,16 @@ def _find_path(error: BaseException) -> str | None:
 
 def _storage_error(code: int, path: str | None, location: Location | None) -> StorageFailed:
     root = location.root if location is not None else path
+    is_within = location is not None and path is not None and path.startswith(f"{root}/")
     if code in _RIGHTS:
-        next_step = _explain_rights(path, root)
+        # A backup's target lies outside: rights in the store would not help.
+        next_step = _explain_rights(path, root if is_within or path == root else None)
     elif code in _FULL:
         next_step = _explain_full(path)
     elif code == errno.ENOTDIR and os.path.isfile(nearest := _find_nearest(path) or ""):
         next_step = f"'{nearest}' is a file: {_NEXT_STEPS[code]}"
     else:
         next_step = _NEXT_STEPS[code]
-    is_within = location is not None and path is not None and path.startswith(f"{root}/")
     store = f" of the store '{root}'" if is_within else ""
     if is_within or (location is not None and path == root):
         next_step += _NEXT_STEPS_IN_STORES.get(code, "").format(root=root)
@@ -176,11 +177,16 @@ def _explain_rights(path: str | None, root: str | None) -> str:
     if os.path.isfile(nearest) and os.access(nearest, os.R_OK):
         nearest = os.path.dirname(nearest)  # The directory decides who may make and remove files.
     entry = os.stat(nearest)
+    remedy = (
+        "allow this user to read and write there"
+        if root is None
+        else f"give the group the store with: chmod -R g+rwXs '{root}' (what is made in it later "
+        "inherits that)"
+    )
     return (
         f"'{nearest}' is {stat.filemode(entry.st_mode)} of user {_user(entry.st_uid)} and group "
         f"{_group(entry.st_gid)}, and this process is user {_user(os.geteuid())}: let its owner "
-        f"give the group the store with: chmod -R g+rwXs '{root}' (what is made in it later "
-        "inherits that), or run as its owner"
+        f"{remedy}, or run as its owner"
     )
 
 

@@ -294,6 +294,20 @@ def test_next_steps_about_a_store_are_not_given_for_a_disk_beside_it(tmp_path, c
     assert steps[str(store / "a")] == failures._NEXT_STEPS[code] + added
 
 
+def test_missing_rights_beside_a_store_advise_no_change_of_the_store(tmp_path):
+    store, target = tmp_path / "store", tmp_path / "backups" / "new"
+    store.mkdir()
+    (tmp_path / "backups").mkdir()
+    location, code = parse_location(str(store)), errno.EACCES
+    beside, within = (
+        explain_failure(location, OSError(code, os.strerror(code), str(path))).next_step
+        for path in (target, store / "a")
+    )
+    assert f"'{tmp_path}/backups' is d" in beside and "allow this user" in beside
+    assert "chmod" not in beside and str(store) not in beside
+    assert f"chmod -R g+rwXs '{store}'" in within
+
+
 def test_error_that_is_not_of_the_storage_stays_as_it_is(tmp_path):
     location = new_store(tmp_path / "s")._store.location
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), UnusableStore("x"), ValueError()):
