@@ -218,7 +218,7 @@ def _parse_last(text: str) -> int | timedelta:
         return int(text)
     try:
         return timedelta(microseconds=parse_duration(text))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise InvalidQuery(
             f"--last {text!r} is neither a duration nor a number of events",
             "such as 7D, '12 hours' or 100",

@@ -233,6 +233,7 @@ def test_save_writes_the_chart_to_a_file(show, tmp_path):
         (["hall", "--every", "7x"], "'7x' is not the width of buckets"),
         (["hall", "--every", "1h", "--aggregate", "foo"], "'foo' is not an aggregate"),
         (["hall", "--last", "soon"], "--last 'soon' is neither a duration nor a number of events"),
+        (["hall", "--last", "9999999999999D"], "--last '9999999999999D' is neither a duration"),
         (["hall", "--as-of", "soon"], "--as-of 'soon' is neither a time nor the number"),
         (["hall", "--as-of", "99"], "there is no commit 99; accepted: 0 to 1"),
         (["hall", "--column", "nix"], "no value column 'nix' to draw; accepted: celsius, open"),
