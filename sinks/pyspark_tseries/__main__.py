@@ -4,6 +4,7 @@ The commands are `show`, `browse`, `describe`, `verify`, `repair`, `rebuild`, `c
 `erase`, `erasures`, `forget-writer`, `backup` and `rollup`.
 """
 
+import shlex
 import signal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -189,7 +190,7 @@ def _erase(path: Location, arguments: argparse.Namespace) -> int:
     if erasure.files:
         print(
             "what 'files' names still has the values: in ten minutes or later, let it be removed "
-            f"with: python -m pyspark_tseries maintain {path.root}"
+            f"with: python -m pyspark_tseries maintain {shlex.quote(path.root)}"
         )
     return 0
 

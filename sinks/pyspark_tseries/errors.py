@@ -7,6 +7,7 @@ A damaged store has one of the kinds of damage in the table here (semantics 26):
 `rebuild`, their commands and the errors share it.
 """
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -126,7 +127,7 @@ class Damage:
         mended: what `repair` does; None if it does nothing.
         costs: what the repair loses.
         accepts: what the store should have there.
-        next_step: advice to the user; `{root}` stands for the store.
+        next_step: advice to the user; `{root}` stands for the store, as a shell reads it.
     """
 
     found: str
@@ -231,7 +232,7 @@ DAMAGES: Final = {
 def damage_error(kind: str, root: str, problem: str, path: str | None = None) -> UnusableStore:
     """Return the error of the store at `root` for damage of this kind."""
     damage = DAMAGES[kind]
-    step = damage.next_step.format(root=root)
+    step = damage.next_step.format(root=shlex.quote(root))
     return UnusableStore(problem, damage.accepts, step, kind=kind, path=path)
 
 
@@ -270,7 +271,7 @@ class Finding:
         """Return the finding with the next step of its kind, unless it has one."""
         if self.next_step is not None:
             return self
-        return replace(self, next_step=DAMAGES[self.kind].next_step.format(root=root))
+        return replace(self, next_step=DAMAGES[self.kind].next_step.format(root=shlex.quote(root)))
 
     def __str__(self) -> str:
         if self.mended is not None:

@@ -101,8 +101,8 @@ class BucketQuery:
         Memory holds the buckets of all values at once.
 
         Args:
-            tag: the value column; None: a bucket has one row, for all series together, and the
-                result no column of a group.
+            tag: the value column, or `series`, as without this call; None: a bucket has one row,
+                for all series together, and the result no column of a group.
         """
         return dataclasses.replace(self, group=tag)
 

@@ -12,6 +12,7 @@ The rules are semantics 24.
 
 import contextlib
 import functools
+import shlex
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -218,7 +219,8 @@ def _lost_events_error(store: Store) -> UnusableStore:
     return UnusableStore(
         f"store '{store.root}': a compaction would lose events, because what the log says of its "
         "files does not fit their rows; nothing was changed",
-        next_step=f"see what is wrong with: python -m pyspark_tseries verify {store.root}",
+        next_step="see what is wrong with: python -m pyspark_tseries verify "
+        f"{shlex.quote(store.root)}",
     )
 
 

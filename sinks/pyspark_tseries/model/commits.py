@@ -17,6 +17,7 @@ even if writers join or leave.
 import bisect
 import dataclasses
 import json
+import shlex
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -148,8 +149,9 @@ def check_commit_time(
         raise WrongClock(
             f"store '{store}': its last commit is of {_format_clamped(last_us)}, but {clocks}",
             "a last commit of the past",
-            f"if the clock that made it was wrong, python -m pyspark_tseries repair {store} "
-            "corrects the times of such commits; if this machine's is, set that. Nothing is stored",
+            "if the clock that made it was wrong, python -m pyspark_tseries repair "
+            f"{shlex.quote(store)} corrects the times of such commits; if this machine's is, set "
+            "that. Nothing is stored",
             kind="clock",
         )
     idle_us = now_us - last_us

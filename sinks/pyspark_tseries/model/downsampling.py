@@ -164,8 +164,8 @@ def _parse_aggregate(schema: pa.Schema, name: str, requested: Any) -> Aggregate:
             f"{', '.join(map(repr, FUNCTIONS))}, or a quantile from 0 to 1",
             "name one of these",
         )
-    if name in ("series", "timestamp"):
-        raise InvalidQuery(f"the result has a column '{name}' anyway", "another name", "rename it")
+    if name in RESERVED_NAMES:
+        raise InvalidQuery(f"a column of events is called '{name}'", "another name", "rename it")
     if column == ALL_EVENTS and function == "count":
         return Aggregate(name, column, function)
     if column == ALL_EVENTS or column not in schema.names:

@@ -11,6 +11,7 @@ import grp
 import os
 import pwd
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator
@@ -148,7 +149,7 @@ def _storage_error(code: int, path: str | None, location: Location | None) -> St
         next_step = _NEXT_STEPS[code]
     store = f" of the store '{root}'" if is_within else ""
     if is_within or (location is not None and path == root):
-        next_step += _NEXT_STEPS_IN_STORES.get(code, "").format(root=root)
+        next_step += _NEXT_STEPS_IN_STORES.get(code, "").format(root=shlex.quote(str(root)))
     where = f"'{path}'{store}" if path is not None else "a file"
     problem = f"{where} cannot be read or written: {os.strerror(code)} ({errno.errorcode[code]})"
     error = StorageFailed(problem, None, next_step)
@@ -180,8 +181,8 @@ def _explain_rights(path: str | None, root: str | None) -> str:
     remedy = (
         "allow this user to read and write there"
         if root is None
-        else f"give the group the store with: chmod -R g+rwXs '{root}' (what is made in it later "
-        "inherits that)"
+        else f"give the group the store with: chmod -R g+rwXs {shlex.quote(root)} (what is made in "
+        "it later inherits that)"
     )
     return (
         f"'{nearest}' is {stat.filemode(entry.st_mode)} of user {_user(entry.st_uid)} and group "

@@ -235,7 +235,8 @@ def test_gaps_are_those_between_neighbours(
         ({"real": 1.5}, "1.5 is not a quantile"),
         ({"real": True}, "True is not an aggregate"),
         ({"text": "mean"}, "column 'text' .string. has no mean"),
-        ({"series": ("real", "mean")}, "the result has a column 'series' anyway"),
+        ({"series": ("real", "mean")}, "a column of events is called 'series'"),
+        ({"original_timestamp": ("real", "mean")}, "is called 'original_timestamp'"),
         ({"real": ("*", "sum")}, "no value column '*'"),
     ],
 )
