@@ -79,8 +79,12 @@ PROBE_WAIT_S: Final = 5.0
 _COLOUR_CODES: Final = re.compile("\x1b\\[[0-9;]*m")
 
 
-def open_table(location: Location) -> DeltaTable | None:
+def open_table(location: Location, *, is_first: bool = True) -> DeltaTable | None:
     """Return the table at `location`; None if there is none.
+
+    Args:
+        location: the location of the store.
+        is_first: try once more if that may help.
 
     Raises:
         UnusableStore: it is not a store, is damaged, or cannot be reached.
@@ -90,7 +94,12 @@ def open_table(location: Location) -> DeltaTable | None:
     except TableNotFoundError:
         return None
     except UNREADABLE as error:
-        raise _unreadable_error(location, error) from error
+        unreadable = _unreadable_error(location, error)
+        # Delta lists the log while another process may shorten it, and then misses entries that
+        # are there. Only the second answer counts if the log has no damage.
+        if location.is_local and unreadable.kind is None and is_first:
+            return open_table(location, is_first=False)
+        raise unreadable from error
 
 
 def _unreadable_error(location: Location, error: Exception) -> UnusableStore:

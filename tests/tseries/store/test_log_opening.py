@@ -1,0 +1,29 @@
+"""A store opens while another process shortens its log."""
+
+import pytest
+from deltalake.exceptions import DeltaError
+
+from pyspark_tseries import TimeSeries, UnusableStore
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store import log
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_list_of_the_log_that_misses_entries_is_asked_for_once_more(
+    tmp_path, monkeypatch, failures
+):
+    TimeSeries.create(tmp_path / "s", {}, "unlimited")
+    load, left = log.load_table, [DeltaError("a gap between 1 and 3")] * failures
+
+    def load_while_entries_go(location):
+        if left:
+            raise left.pop()
+        return load(location)
+
+    monkeypatch.setattr(log, "load_table", load_while_entries_go)
+    location = parse_location(str(tmp_path / "s"))
+    if failures == 1:
+        assert log.open_table(location).version() == 0
+    else:
+        with pytest.raises(UnusableStore, match="cannot be opened as a store: a gap between"):
+            log.open_table(location)
