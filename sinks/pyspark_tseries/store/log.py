@@ -79,12 +79,8 @@ PROBE_WAIT_S: Final = 5.0
 _COLOUR_CODES: Final = re.compile("\x1b\\[[0-9;]*m")
 
 
-def open_table(location: Location, *, is_first: bool = True) -> DeltaTable | None:
+def open_table(location: Location) -> DeltaTable | None:
     """Return the table at `location`; None if there is none.
-
-    Args:
-        location: the location of the store.
-        is_first: try once more if that may help.
 
     Raises:
         UnusableStore: it is not a store, is damaged, or cannot be reached.
@@ -94,12 +90,7 @@ def open_table(location: Location, *, is_first: bool = True) -> DeltaTable | Non
     except TableNotFoundError:
         return None
     except UNREADABLE as error:
-        unreadable = _unreadable_error(location, error)
-        # Delta lists the log while another process may shorten it, and then misses entries that
-        # are there. Only the second answer counts if the log has no damage.
-        if location.is_local and unreadable.kind is None and is_first:
-            return open_table(location, is_first=False)
-        raise unreadable from error
+        raise _unreadable_error(location, error) from error
 
 
 def _unreadable_error(location: Location, error: Exception) -> UnusableStore:
@@ -149,11 +140,15 @@ def load_table(location: Location) -> DeltaTable:
     except TableNotFoundError:
         raise
     except (DeltaError, ValueError):
+        if not location.is_local:
+            raise
         # Delta fails if `_last_checkpoint` names a missing checkpoint. It succeeds if it first
         # opens an older version, and then updates.
         earlier = _missing_checkpoint(location) - 1
         if earlier < 0:
-            raise
+            # It lists the log while another process may shorten it, and then misses entries that
+            # are there: what it says again is so.
+            return DeltaTable(location.uri)
         table = DeltaTable(location.uri, earlier, storage_options=location.storage_options)
         table.update_incremental()
         return table

@@ -13,14 +13,14 @@ def test_a_list_of_the_log_that_misses_entries_is_asked_for_once_more(
     tmp_path, monkeypatch, failures
 ):
     TimeSeries.create(tmp_path / "s", {}, "unlimited")
-    load, left = log.load_table, [DeltaError("a gap between 1 and 3")] * failures
+    table, left = log.DeltaTable, [DeltaError("a gap between 1 and 3")] * failures
 
-    def load_while_entries_go(location):
+    def open_while_entries_go(*arguments, **settings):
         if left:
             raise left.pop()
-        return load(location)
+        return table(*arguments, **settings)
 
-    monkeypatch.setattr(log, "load_table", load_while_entries_go)
+    monkeypatch.setattr(log, "DeltaTable", open_while_entries_go)
     location = parse_location(str(tmp_path / "s"))
     if failures == 1:
         assert log.open_table(location).version() == 0
