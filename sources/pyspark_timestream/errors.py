@@ -51,10 +51,14 @@ _MAX_SHOWN: Final = 80
 """A message shows at most this many characters of a value."""
 
 
+def shorten(text: str) -> str:
+    """Return the beginning of a text, for a message."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
 def show_value(value: object) -> str:
     """Return a value as text of bounded length."""
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+    return shorten(repr(value))
 
 
 def walk_causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from pyspark_timestream.core.instants import datetime_to_us, parse_duration, timedelta_to_us
 from pyspark_timestream.errors import show_value
+from pyspark_timestream.report import format_count
 from pyspark_tseries.chart.figure import Shape
 from pyspark_tseries.client import sql
 from pyspark_tseries.client.results import (
@@ -278,7 +279,7 @@ class BucketResult(TableResult):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        facts = [f"{len(self):,} bucket{'' if len(self) == 1 else 's'}"]
+        facts = [format_count(len(self), "bucket")]
         if len(self):
             if self.query.group is not None:
                 groups = len(self.table[self.query.group].unique())

@@ -27,7 +27,7 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.core.processes import lazy
 from pyspark_timestream.errors import compose_message, show_value
-from pyspark_timestream.report import PAGES, html_table
+from pyspark_timestream.report import PAGES, format_count, html_table
 from pyspark_tseries.chart.figure import (
     USUAL,
     ChartRequest,
@@ -619,7 +619,9 @@ class QueryResult(TableResult):
         if "series" in names and len(self):
             facts.append(self._name_series())
         more = self.selected_count - len(self)
-        facts.append(format_events(len(self)) + (f", {more} more beyond the limit" if more else ""))
+        facts.append(
+            format_count(len(self), "event") + (f", {more} more beyond the limit" if more else "")
+        )
         if "timestamp" in names and len(self):
             us = to_int64(shown_times(self.table))
             facts.append(format_span(int(us.min()), int(us.max())))
@@ -663,11 +665,6 @@ def _show_originals(result: QueryResult) -> pa.Table:
     result._need(["original_timestamp"], "merge")
     column_index = table.column_names.index("timestamp")
     return table.set_column(column_index, EVENT_FIELDS[2], shown_times(table))
-
-
-def format_events(count: int) -> str:
-    """Format a number of events for people."""
-    return f"{count:,} event" + ("" if count == 1 else "s")
 
 
 def format_span(first_us: int, last_us: int) -> str:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark_timestream.core.instants import datetime_to_us, to_datetime
 from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES, name_lenient
 from pyspark_timestream.errors import show_value, wrap_methods
+from pyspark_timestream.report import format_count
 from pyspark_tseries.client.convert import (
     convert_value,
     new_value_fields,
@@ -37,7 +38,6 @@ from pyspark_tseries.client.results import (
     EventMetadata,
     QueryResult,
     build_receipt,
-    format_events,
     format_span,
 )
 from pyspark_tseries.errors import (
@@ -732,7 +732,7 @@ class TimeSeries(Questions):
         brief = f"TimeSeries('{store.root}', values: {values or 'none'}"
         if not is_there:
             return f"{brief})"
-        events = format_events(sum(file.rows for file in files))
+        events = format_count(sum(file.rows for file in files), "event")
         originals = [file for file in files if file.kind != "edit"]
         if originals:
             ends = min(file.min_us for file in originals), max(file.max_us for file in originals)

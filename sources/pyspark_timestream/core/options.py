@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from pyspark_timestream.errors import LOGIN, OptionError
+from pyspark_timestream.errors import LOGIN, OptionError, shorten
 
 T = TypeVar("T")
 Effect = Literal["stream", "batch", "both"]
@@ -372,11 +372,6 @@ def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"'{shorten(name)}' is there twice")
         entries[name] = value
     return entries
-
-
-def shorten(text: str) -> str:
-    """Return the beginning of a text, of at most 80 letters, for a message."""
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def decode_file_uri(uri: str) -> str:

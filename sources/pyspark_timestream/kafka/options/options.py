@@ -25,7 +25,6 @@ from pyspark_timestream.core.options import (
     option,
     option_specs,
     quote_setting,
-    shorten,
     text,
 )
 from pyspark_timestream.core.policies import (
@@ -36,7 +35,7 @@ from pyspark_timestream.core.policies import (
     KINDS,
     POLICIES,
 )
-from pyspark_timestream.errors import OptionError
+from pyspark_timestream.errors import OptionError, shorten
 from pyspark_timestream.kafka.options.keys import select_record_settings
 from pyspark_timestream.kafka.options.parsers import (
     CHANGE_FROM,
