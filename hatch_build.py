@@ -8,7 +8,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-BUILD = "sources/pyspark_timestream/kafka/client/native/build.py"
+BUILD = "build_native.py"
 
 OLDEST_GLIBC = (2, 17)
 """The oldest that PyPI's tags know for both x86_64 and aarch64."""

@@ -24,7 +24,8 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     parts = ["hatchling", "builders", "hooks", "plugin", "interface"]
     for count in range(1, len(parts) + 1):
         monkeypatch.setitem(sys.modules, ".".join(parts[:count]), stand_in)
-    for name in ("client/native/build.py", *COMPILED):
+    shutil.copy(ROOT / "build_native.py", tmp_path)
+    for name in COMPILED:
         (tmp_path / SOURCES / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / SOURCES / name, tmp_path / SOURCES / name)
     module = runpy.run_path(str(ROOT / "hatch_build.py"))

@@ -49,8 +49,8 @@ pytestmark = [
 
 EVERYTHING = ColumnSet(True, True, True, True)
 PATHS = ("messages", "native")
-BUILD = LIBRARY_PATH.with_name("build.py")
 ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build_native.py"
 SOAK_SECONDS = os.environ.get("SOAK_SECONDS", str(repetitions(12, 120)))
 """`make soak-native` sets half an hour."""
 

@@ -23,7 +23,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
     StreamOffset,
 )
-from pyspark_timestream.kafka.options.reading import ReaderSchema
+from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.writer.ledger import LedgerEntry
 from pyspark_timestream.rules.clocks import Clues, PartitionClock, WriterState
 

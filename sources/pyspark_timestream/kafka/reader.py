@@ -62,9 +62,9 @@ from pyspark_timestream.kafka.options.checks import (
     read_kafka_options,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, TaskPlan
 from pyspark_timestream.kafka.registry import fix_readers, load_schemas, with_readers
+from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 from pyspark_timestream.rules.window_fold import fold_rows
 

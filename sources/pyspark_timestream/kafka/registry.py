@@ -46,17 +46,19 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     normalize,
 )
 from pyspark_timestream.kafka.options.reading import (
-    AVRO,
     LATEST_SCHEMA,
-    PROTOBUF,
     SCHEMA_FORMATS,
     PayloadOptions,
     PayloadRules,
+    Side,
+)
+from pyspark_timestream.kafka.schemas import (
+    AVRO,
+    PROTOBUF,
     ReaderSchema,
     RegisteredSchema,
     SchemaReference,
     SchemaSource,
-    Side,
     fingerprint_schema,
     is_schema_text,
 )

@@ -20,14 +20,14 @@ from fuzz.mutations import TEXTS, damage_json_text, damage_text
 from pyspark_timestream.clock.options import TimeOptions, read_time_options
 from pyspark_timestream.core.options import OptionSpec, is_secret, option_specs
 from pyspark_timestream.kafka.decode.where import resolve
-from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.keys import JVM_ONLY, PREFIX, REGISTRY_KEYS, RUNS_CODE
-from pyspark_timestream.kafka.options.options import (
-    KafkaOptions,
-    SettingsSource,
-    parse_json,
+from pyspark_timestream.kafka.options.checks import (
+    parse_settings,
+    read_kafka_options,
     read_topic_settings,
 )
+from pyspark_timestream.kafka.options.keys import JVM_ONLY, PREFIX, REGISTRY_KEYS, RUNS_CODE
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import SettingsSource
 from pyspark_timestream.kafka.options.where import WHERE
 from pyspark_timestream.kafka.registry import load_schemas
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
@@ -210,7 +210,7 @@ def descriptions() -> Target:
     def run(case: str) -> str:
         content = case.encode("utf-8", "surrogatepass")
         place = SettingsSource("topic:settings", topic="settings")
-        texts = read_topic_settings(parse_json(content, "it"), "trips", place, specs)
+        texts = read_topic_settings(parse_settings(content, "it"), "trips", place, specs)
         again = read_topic_settings(texts, "trips", place, specs)
         assert again == texts, (texts, again)
         json.dumps(texts)

@@ -20,7 +20,6 @@ from pyspark_timestream.errors import (
 )
 from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import RegisteredSchema
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.registry import (
     check_recorded,
@@ -28,6 +27,7 @@ from pyspark_timestream.kafka.registry import (
     load_schemas,
     read_registered,
 )
+from pyspark_timestream.kafka.schemas import RegisteredSchema
 from pyspark_timestream.kafka.task import follow_clock, run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 

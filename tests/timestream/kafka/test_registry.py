@@ -19,7 +19,6 @@ from timestream.builders import options as build_options
 
 from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
 from pyspark_timestream.kafka import registry as module
-from pyspark_timestream.kafka.options.reading import RegisteredSchema, SchemaReference
 from pyspark_timestream.kafka.registry import (
     SchemaRegistry,
     fix_readers,
@@ -27,6 +26,7 @@ from pyspark_timestream.kafka.registry import (
     read_retry_after,
     request_limit_s,
 )
+from pyspark_timestream.kafka.schemas import RegisteredSchema, SchemaReference
 
 LONG = '{"type": "long"}'
 QUICK = {

@@ -8,8 +8,8 @@ from google.protobuf import descriptor_pb2
 from timestream.builders import options
 
 from pyspark_timestream import OptionError
-from pyspark_timestream.kafka.options.reading import fingerprint_schema
 from pyspark_timestream.kafka.registry import load_schemas
+from pyspark_timestream.kafka.schemas import fingerprint_schema
 
 TRIP = '{"type": "record", "name": "Trip", "fields": [{"name": "t", "type": "long"}]}'
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from pyspark_timestream.kafka.decode.avro.schemas import inline_references
-from pyspark_timestream.kafka.options.reading import (
+from pyspark_timestream.kafka.schemas import (
     AVRO,
     RegisteredSchema,
     SchemaReference,

@@ -29,8 +29,8 @@ from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
+from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.report import (
     align_within,
     format_count,

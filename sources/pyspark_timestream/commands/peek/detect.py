@@ -46,15 +46,9 @@ from pyspark_timestream.kafka.diagnosis.samples import (
     suggests_secret,
 )
 from pyspark_timestream.kafka.options.parsers import format_path
-from pyspark_timestream.kafka.options.reading import (
-    AVRO,
-    JSON,
-    PROTOBUF,
-    ReaderSchema,
-    RegisteredSchema,
-    Side,
-)
+from pyspark_timestream.kafka.options.reading import Side
 from pyspark_timestream.kafka.registry import SchemaRegistry
+from pyspark_timestream.kafka.schemas import AVRO, JSON, PROTOBUF, ReaderSchema, RegisteredSchema
 
 _MAX_DEPTH: Final = 8
 _PLAIN_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")

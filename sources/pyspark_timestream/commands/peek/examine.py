@@ -61,12 +61,7 @@ from pyspark_timestream.kafka.diagnosis.samples import parse_object, split_name,
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import (
-    SCHEMA_FORMATS,
-    PayloadRules,
-    ReaderSchema,
-    Side,
-)
+from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, PayloadRules, Side
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.kafka.registry import (
     SchemaRegistry,
@@ -74,6 +69,7 @@ from pyspark_timestream.kafka.registry import (
     load_schemas,
     with_readers,
 )
+from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step
 

@@ -54,17 +54,21 @@ from pyspark_timestream.kafka.client.errors import (
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks
-from pyspark_timestream.kafka.options.keys import read_client_settings
-from pyspark_timestream.kafka.options.options import (
-    TIME_SETTINGS,
-    KafkaOptions,
-    SettingsSource,
+from pyspark_timestream.kafka.options.checks import (
     merge_topic_settings,
-    parse_json,
+    parse_settings,
     read_topic_settings,
     select_settings,
 )
-from pyspark_timestream.kafka.options.parsers import ASSIGN, EARLIEST, SUBSCRIBE
+from pyspark_timestream.kafka.options.keys import read_client_settings
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import (
+    ASSIGN,
+    EARLIEST,
+    SUBSCRIBE,
+    TIME_SETTINGS,
+    SettingsSource,
+)
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 T = TypeVar("T")
@@ -465,7 +469,7 @@ def _read_file(source: SettingsSource) -> Mapping[str, Any]:
             f"cannot read '{source}' on the driver ({reason})",
             "create the file, or correct the path",
         ) from None
-    by_topic = parse_json(content, f"the file '{source}'")
+    by_topic = parse_settings(content, f"the file '{source}'")
     if not isinstance(by_topic, dict):
         raise _error(
             f"the file '{source}' is not a JSON object of topics",
@@ -511,7 +515,7 @@ def _read_topic(
     finally:
         reader.close()
     return {
-        topic: parse_json(value, f"the description of topic '{topic}' in '{source}'")
+        topic: parse_settings(value, f"the description of topic '{topic}' in '{source}'")
         for topic, (_, value) in descriptions.items()
     }
 

@@ -35,14 +35,8 @@ from pyspark_timestream.kafka.decode.records import (
     to_mask,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import (
-    AVRO,
-    JSON,
-    PROTOBUF,
-    PayloadRules,
-    ReaderSchema,
-    RegisteredSchema,
-)
+from pyspark_timestream.kafka.options.reading import PayloadRules
+from pyspark_timestream.kafka.schemas import AVRO, JSON, PROTOBUF, ReaderSchema, RegisteredSchema
 
 if TYPE_CHECKING:
     from pyspark_timestream.kafka.decode.avro.schemas import AvroReader

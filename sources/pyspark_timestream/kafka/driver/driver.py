@@ -88,9 +88,9 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 )
 from pyspark_timestream.kafka.offsets.tasks import join_batches
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
 from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
+from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.clocks import PartitionClock
 

@@ -22,7 +22,6 @@ from pyspark_timestream.core.checkpoint import (
 )
 from pyspark_timestream.kafka.offsets.changes import ClockChange, find_bad_value, find_obstacle
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, release
-from pyspark_timestream.kafka.options.reading import ReaderSchema
 from pyspark_timestream.kafka.ranges import (
     OffsetRange,
     Partition,
@@ -30,6 +29,7 @@ from pyspark_timestream.kafka.ranges import (
     group_by_topic,
     list_by_partition,
 )
+from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.rules.clocks import PartitionClock
 
 _MALFORMED_KEYS: Final = frozenset(

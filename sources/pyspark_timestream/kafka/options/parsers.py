@@ -20,7 +20,7 @@ from pyspark_timestream.core.instants import (
     parse_duration,
     parse_instant,
 )
-from pyspark_timestream.core.options import Parser, make_object, whole_number
+from pyspark_timestream.core.options import Parser, decode_file_uri, make_object, whole_number
 from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
 
 Path = tuple[str, ...]
@@ -494,4 +494,48 @@ CTI_IMPORT: Final = Parser(
     _parse_import,
     'a topic\'s name, or JSON such as {"topic": "fast", "frequency": "10", "delay": "5 seconds", '
     '"startTime": "header:time"} or {"topic": "fast", "header": "cti"}',
+)
+
+
+_TOPIC_PREFIX: Final = "topic:"
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsSource:
+    """Where the descriptions are: in a topic, or in a file on the driver.
+
+    Attributes:
+        text: the option's text.
+        topic: the topic; None for a file.
+        path: the file; None for a topic.
+    """
+
+    text: str
+    topic: str | None = None
+    path: str | None = None
+
+    def __str__(self) -> str:
+        """Return the option's text."""
+        return self.text
+
+
+def _parse_source(value: str) -> SettingsSource:
+    text = value.strip()
+    if text.startswith(_TOPIC_PREFIX):
+        topic = text[len(_TOPIC_PREFIX) :]
+        return SettingsSource(text, topic=parse_topic(topic))
+    if text.lower().startswith("file:"):
+        text_path = decode_file_uri(text)
+    elif re.match("[A-Za-z][A-Za-z0-9+.-]+://", text):
+        raise ValueError("only files of the driver's machine can be read")
+    else:
+        text_path = text
+    if not text_path or "\0" in text_path:
+        raise ValueError("there is no path")
+    return SettingsSource(text, path=text_path)
+
+
+TIME_SETTINGS: Final = Parser(
+    _parse_source,
+    "the path of a JSON file on the driver, or 'topic:NAME'",
 )

@@ -13,7 +13,7 @@ from timestream.builders import HEADERS
 
 from pyspark_timestream.commands.peek.detect import Payloads, detect_side, list_schema_ids
 from pyspark_timestream.kafka.diagnosis.samples import parse_object
-from pyspark_timestream.kafka.options.reading import RegisteredSchema
+from pyspark_timestream.kafka.schemas import RegisteredSchema
 
 AVRO = RegisteredSchema(7, "AVRO", '"long"')
 JSON = RegisteredSchema(9, "JSON", "{}")

@@ -15,7 +15,7 @@ from pyspark_timestream.commands.peek.detect import (
 from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
 from pyspark_timestream.kafka.decode.protobuf.decode import plan_fields
 from pyspark_timestream.kafka.decode.protobuf.descriptors import create_reader
-from pyspark_timestream.kafka.options.reading import ReaderSchema
+from pyspark_timestream.kafka.schemas import ReaderSchema
 
 
 def logical(kind, name, **more):

@@ -5,11 +5,8 @@ from timestream.builders import GIVEN, options
 
 from pyspark_timestream import OptionError
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.reading import (
-    PAYLOAD_SETTINGS,
-    PayloadRules,
-    fingerprint_schema,
-)
+from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadRules
+from pyspark_timestream.kafka.schemas import fingerprint_schema
 
 URL = {"schemaRegistry.url": "http://registry:8081"}
 LONG = '{"type": "long"}'

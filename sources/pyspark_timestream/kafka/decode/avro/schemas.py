@@ -24,7 +24,7 @@ from pyspark_timestream.errors import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.convert import can_cast
 from pyspark_timestream.kafka.decode.records import RequestedFields, Tree, merge, nest
 from pyspark_timestream.kafka.options.parsers import parse_path
-from pyspark_timestream.kafka.options.reading import RegisteredSchema
+from pyspark_timestream.kafka.schemas import RegisteredSchema
 
 Schema = Any
 """An Avro schema as fastavro returns it: a name, a list, or a dict; names are full."""

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pyspark_timestream
 from pyspark_timestream.kafka.client.native import consumer as library_module
 from pyspark_timestream.kafka.client.native.consumer import (
     Block,
@@ -25,7 +24,7 @@ from pyspark_timestream.kafka.client.native.consumer import (
 )
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 
-BUILD = Path(pyspark_timestream.__file__).parent / "kafka" / "client" / "native" / "build.py"
+BUILD = Path(__file__).parents[5] / "build_native.py"
 EOF_CODE, TRANSPORT = -191, -195
 EVERYTHING = ColumnSet(True, True, True, True)
 

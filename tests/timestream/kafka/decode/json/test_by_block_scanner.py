@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from timestream.builders import INSTANT
 from timestream.json_texts import bits, joined, objects, odd_texts, others, scalars, space
 
-import pyspark_timestream
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import (
     load_scanner,
@@ -25,7 +24,7 @@ from pyspark_timestream.kafka.decode.json.by_block import (
 )
 from pyspark_timestream.kafka.decode.records import FINE, RequestedFields
 
-BUILD = Path(pyspark_timestream.__file__).parent / "kafka" / "client" / "native" / "build.py"
+BUILD = Path(__file__).parents[5] / "build_native.py"
 GIVEN = os.environ.get("SCANNER_LIBRARY")
 """A library that somebody else has built, such as with sanitizers."""
 

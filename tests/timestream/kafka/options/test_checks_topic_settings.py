@@ -14,16 +14,16 @@ from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.client.broker import read_time_settings
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
-from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import (
-    TIME_SETTINGS,
+from pyspark_timestream.kafka.options.checks import (
     TOPIC_SETTINGS,
-    KafkaOptions,
     merge_topic_settings,
-    parse_json,
+    parse_settings,
+    read_kafka_options,
     read_topic_settings,
     select_settings,
 )
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import TIME_SETTINGS
 from pyspark_timestream.source import DefaultSource
 
 SPECS = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
@@ -192,7 +192,7 @@ def test_every_describable_setting_is_an_option_that_a_checkpoint_keeps() -> Non
     ],
 )
 def test_garbage_in_place_of_json_is_refused(content, said) -> None:
-    assert said in refusal(parse_json, content, "the file 'x'")
+    assert said in refusal(parse_settings, content, "the file 'x'")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Compile each C file of the package next to itself: `python build.py [compiler flags...]`.
+"""Compile each C file of the package next to itself: `python build_native.py [flags...]`.
 
 Wheels and editable installs run this through `hatch_build.py`. If it fails, the package works
 without the library: records then pass through confluent-kafka's Python objects, and JSON through
@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).parent
-SOURCE = HERE / "native_reader.c"
+KAFKA = Path(__file__).parent / "sources" / "pyspark_timestream" / "kafka"
+SOURCE = KAFKA / "client" / "native" / "native_reader.c"
 LIBRARY = SOURCE.with_suffix(".so")
-SCANNER = HERE.parents[1] / "decode" / "json" / "scan_json.c"
+SCANNER = KAFKA / "decode" / "json" / "scan_json.c"
 SOURCES = {"the native reader": SOURCE, "the JSON scanner": SCANNER}
 """What users call each library -> its source; the library stands beside that."""
 
