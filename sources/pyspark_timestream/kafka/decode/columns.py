@@ -145,6 +145,7 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
             "leave one of the two out, or rename it",
         )
     by_name = {options.metadata_prefix + name: name for name in METADATA}
+    _refuse_other_case(options, schema)
     metadata: dict[str, str] = {}
     fields: list[pa.Field] = []
     key_fields: list[pa.Field] = []
@@ -192,6 +193,30 @@ def _find_repeated(fields: Sequence[pa.Field]) -> str | None:
     return None
 
 
+def _refuse_other_case(options: KafkaOptions, schema: pa.Schema) -> None:
+    """Refuse a column that is metadata, or of dead letters, but for capital and small letters.
+
+    It would be a field, which hardly a payload has, and null in every row; Spark, which minds no
+    case, finds it by the name of the metadata. With another type, or beside the column that it
+    resembles, it is a field.
+    """
+    if options.value_format == "binary":
+        return
+    types = {options.metadata_prefix + name: kind for name, kind in METADATA.items()}
+    dead_letter = _list_dead_letter_types(options)
+    types |= {options.corrupt_column + suffix: kind for suffix, kind in dead_letter}
+    by_case = {name.lower(): name for name in types}
+    for column in schema:
+        name = by_case.get(column.name.lower())
+        if name is not None and name not in schema.names and column.type == types[name]:
+            raise _column_refused(
+                column,
+                f"differs from '{name}' in capital and small letters alone",
+                f"'{name}'; or '`{column.name}`', a field of the value",
+                "name the one that is meant; Spark shows the backquotes, too",
+            )
+
+
 def _find_condition(
     options: KafkaOptions, schema: pa.Schema, metadata: dict[str, str]
 ) -> Condition | None:
@@ -224,22 +249,25 @@ def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
     """Return what `column` says about malformed payloads; None if it says nothing about them."""
     if (options.value_format, options.key_format) == ("binary", "binary"):
         return None
-    payload = pa.string() if options.value_format == "json" else pa.binary()
-    types = {"payload": payload, "reason": pa.string(), "schema_id": pa.int32()}
-    for about, suffix in DEAD_LETTER.items():
+    for (suffix, kind), about in zip(_list_dead_letter_types(options), DEAD_LETTER, strict=True):
         if column.name != options.corrupt_column + suffix:
             continue
-        if column.type == types[about]:
+        if column.type == kind:
             return about
         # With another type it may be a JSON field of this name; a schema that has one is rare.
         if options.value_format != "json":
             raise _column_refused(
                 column,
                 f"is {column.type}, but carries the {about.replace('_', ' ')} of malformed values",
-                str(types[about]),
+                str(kind),
                 "use that type, or rename these columns with option 'columnNameOfCorruptRecord'",
             )
     return None
+
+
+def _list_dead_letter_types(options: KafkaOptions) -> list[tuple[str, pa.DataType]]:
+    payload = pa.string() if options.value_format == "json" else pa.binary()
+    return list(zip(DEAD_LETTER.values(), (payload, pa.string(), pa.int32()), strict=True))
 
 
 def check_columns(options: KafkaOptions, projection: Projection) -> None:

@@ -257,6 +257,30 @@ def test_a_name_that_is_there_twice_is_refused(columns, twice):
         projection(options(valueFormat="json"), *columns)
 
 
+@pytest.mark.parametrize(
+    ("raw", "column", "meant"),
+    [
+        (CTIS, ("CTI", INSTANT), "cti"),
+        ({}, ("Start_Time", INSTANT), "start_time"),
+        ({}, ("OFFSET", LONG), "offset"),
+        ({"metadataPrefix": "K_"}, ("k_offset", LONG), "K_offset"),
+        ({}, ("_Corrupt_Record", TEXT), "_corrupt_record"),
+    ],
+)
+def test_metadata_in_another_case_is_refused_and_a_field_by_backquotes(raw, column, meant):
+    """It was taken for a field, and null in every row."""
+    given = options(**raw, **JSON)
+    name, kind = column
+    with pytest.raises(SchemaRefused) as refused:
+        projection(given, column)
+    message = str(refused.value)
+    assert message.startswith(f"column '{name}' differs from '{meant}' in capital and small")
+    assert f"accepted: '{meant}'; or '`{name}`', a field of the value; next step: " in message
+    assert not projection(given, (meant, kind)).fields
+    for columns in ([(f"`{name}`", kind)], [column, (meant, kind)], [(name, pa.int8())]):
+        assert projection(given, *columns).fields.names == [columns[0][0]]
+
+
 def test_names_that_differ_in_case_or_place_are_not_twice_the_same():
     columns = [("a", INT), ("A", INT), ("x", pa.struct([("a", INT), ("A", INT)]))]
     found = projection(options(valueFormat="json"), *columns)
