@@ -55,6 +55,8 @@ _TIMES = r"""
 "2013-01-01T05:00:00+1:00" "2013-01-01T05:00:00+01:0" "2013-01-01T05:00:00 UTC+02:00"
 "2013-01-01T05:00:00+01:00[Europe/Berlin]" "2013-01-01T05:00:00Z[UTC]"
 "2013-01-01T05:00:00+01:00:30" "2013-01-01T05:00:00 +01:00" "2013-01-01T05:00:00 Mars/Base"
+"2013-01-01T05:00:00." "+2013-01-01" "0000-12-31T23:00:00Z" "2013-01-01T05:00:00+18:00"
+"2013-01-01T05:00:00-18:01" "2013-01-01T05:00:00+23:59" "2013-01-01T05:00:00+24:00"
 """
 _NESTED = r"""
 {} [] [1] [1,2] [null] [1,"x"] [1,"x",5] [1.5] [1.50,1e10] ["x"] [true] ["2013-01-01"] [[1]]
@@ -81,7 +83,7 @@ LITERALS = (
 
 _TIMES_ELSEWHERE = {"timestamp", "timestamp_ntz", "date"}
 _SHORT = ["2013-1-1", "2013", "2013-01", "2013-01-01T05", "2013-01-01T5:0:0Z", "T05:00:00",
-          "05:00:00"]  # fmt: skip
+          "05:00:00", "2013-01-01T05:00:00.", "+2013-01-01"]  # fmt: skip
 _ZONES = [
     f"2013-01-01T05:00:00{zone}"
     for zone in (
@@ -91,8 +93,9 @@ _ZONES = [
 ] + ["2013-01-01 05:00:00 CET"]  # fmt: skip
 _OURS = ["2013-01-01T05:00Z", "2013-01-01T05:00:00,5Z", "2013-01-01t05:00:00z", "20130101T050000Z",
          "20130101T0500"]  # fmt: skip
+_FAR = ["2013-01-01T05:00:00-18:01", "2013-01-01T05:00:00+23:59"]
 _DAYS = ["5", "+5", "-5", "1357017420", "20130101"]
-_LATE = ["10000-01-01", "9999-12-31T23:59:59.999999Z"]
+_BEYOND = ["0000-12-31T23:00:00Z", "10000-01-01", "9999-12-31T23:59:59.999999Z"]
 
 
 def _quoted(texts: list[str]) -> set[str]:
@@ -144,7 +147,7 @@ def _is_no_base64(literal: str, kind: str) -> bool:
 def _is_short_time(literal: str, kind: str) -> bool:
     short = _quoted(_SHORT)
     if kind == "date":
-        return literal in _quoted(["2013-1-1", "2013", "2013-01", *_DAYS])
+        return literal in _quoted(["2013-1-1", "2013", "2013-01", "+2013-01-01", *_DAYS])
     if kind == "timestamp_ntz":
         short -= _quoted(["2013-01-01T5:0:0Z", "T05:00:00", "05:00:00"])
     return kind in _TIMES_ELSEWHERE and literal in short
@@ -160,13 +163,18 @@ def _is_our_time(literal: str, kind: str) -> bool:
     return kind in kinds and literal in _quoted(_OURS)
 
 
+def _has_far_zone(literal: str, kind: str) -> bool:
+    return kind == "timestamp" and literal in _quoted(_FAR)
+
+
 def _is_out_of_range(literal: str, kind: str) -> bool:
     if kind == "timestamp" and re.fullmatch("-?[0-9]+", literal.strip()):
         seconds = int(literal)
         return -(2**63) <= seconds < 2**63 and not MIN_US <= seconds * 1_000_000 <= FINAL_US
     if kind == "timestamp":
-        return literal in _quoted(_LATE)
-    return kind in _TIMES_ELSEWHERE and literal == '"10000-01-01"'
+        return literal in _quoted(_BEYOND)
+    beyond = _BEYOND[:2] if kind == "date" else _BEYOND[1:2]
+    return kind in _TIMES_ELSEWHERE and literal in _quoted(beyond)
 
 
 IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
@@ -180,11 +188,13 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
     "half a surrogate pair such as `\\ud800`, as a string": _is_surrogate,
     "a name twice in an object, read as a string or map": _has_a_name_twice,
     "base64 with a last character alone, or broken text, as binary": _is_no_base64,
-    "short forms such as `2013`, `2013-1-1`, `05:00:00`, as a time; `5` as a day": _is_short_time,
+    "short forms such as `2013`, `2013-1-1`, `05:00:00`, a dot without a fraction, a sign before "
+    "the year, as a time; `5` as a day": _is_short_time,
     "a zone's name such as `UTC`, `CET`, `GMT+1` or `Europe/Berlin`, an offset such as `+1`, "
     "`+1:00` or `+01:00:30`, as a timestamp": _has_named_zone,
     "`T05:00Z`, a comma before the fraction, a small `t` and `z`, basic form such as "
     "`20130101T050000Z`, as a timestamp": _is_our_time,
+    "an offset beyond 18 hours, up to `+23:59`, as a timestamp": _has_far_zone,
     "times before year 1 or after 9999-12-31T23:59:59Z": _is_out_of_range,
 }
 """What the page says -> whether it is about a literal that is read as a type."""
