@@ -116,7 +116,13 @@ def _refuse_target(source: Location, to: Location) -> None:
                 "a directory outside of the store",
                 "name another one",
             )
-    names = _list_names(to, to.file())
+    if to.is_local and os.path.lexists(to.root) and not os.path.isdir(to.root):
+        raise UnusableStore(
+            f"'{to.root}' is a file, or a link that leads nowhere; nothing was copied",
+            "a directory that is empty, or is not there yet",
+            "name another one, or remove it",
+        )
+    names = _list_names(to)
     if names:
         raise UnusableStore(
             f"'{to.root}' is not empty: it has '{names[0]}'; nothing was copied",
@@ -125,11 +131,9 @@ def _refuse_target(source: Location, to: Location) -> None:
         )
 
 
-def _list_names(location: Location, directory: str) -> list[str]:
-    if location.is_local and os.path.lexists(directory) and not os.path.isdir(directory):
-        return [os.path.basename(directory)]
-    files = [os.path.basename(path) for path, _ in location.list_files(directory)]
-    return [*location.list_folders(directory), *files]
+def _list_names(location: Location) -> list[str]:
+    files = [os.path.basename(path) for path, _ in location.list_files(location.file())]
+    return [*location.list_folders(location.file()), *files]
 
 
 @dataclass(frozen=True, slots=True)
