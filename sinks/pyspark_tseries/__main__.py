@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from pyspark_timestream.core.instants import parse_instant, to_datetime
@@ -224,7 +225,7 @@ def _rollup(path: Location, arguments: argparse.Namespace) -> int:
         arguments.every,
         dict(aggregates) or None,
         arguments.timezone,
-        None if arguments.origin is None else to_datetime(parse_instant(arguments.origin)),
+        None if arguments.origin is None else _parse_origin(arguments.origin),
         None
         if arguments.retained_range is None
         else parse_argument("retained_range", arguments.retained_range),
@@ -239,6 +240,16 @@ def _rollup(path: Location, arguments: argparse.Namespace) -> int:
             "them, or the source has not all of their events any more"
         )
     return 0
+
+
+def _parse_origin(text: str) -> datetime:
+    try:
+        return to_datetime(parse_instant(text))
+    except ValueError as error:
+        raise ValueError(
+            f"--origin: {error}; accepted: an ISO-8601 time, such as 2026-01-31T12:00:00Z; "
+            "next step: correct it"
+        ) from None
 
 
 def _tell_progress(line: str) -> None:

@@ -339,7 +339,9 @@ def parse_aggregate_argument(text: str) -> tuple[str, tuple[str, str | float]]:
     (('celsius', ('celsius', 'mean')), ('n', ('*', 'count')))
     """
     name, _, function = (side.strip() for side in text.partition("="))
-    is_short = bool(function) and len(function.split()) == 1 and function.lower() != "count"
+    is_short = (
+        bool(name and function) and len(function.split()) == 1 and function.lower() != "count"
+    )
     try:
         parsed = parse_aggregate_list(f"{name} = {name} {function}" if is_short else text)
         if len(parsed) == 1:

@@ -705,7 +705,11 @@ def test_the_command_says_how_far_a_long_run_is(source, tmp_path, capsys, monkey
         (["--every", "1h", "--aggregate", "celsius"], "'celsius' is not 'COLUMN FUNCTION'"),
         (["--every", "1h", "--aggregate", "n=n sum, m=n max"], "is 2 aggregates"),
         (["--every", "1h", "--aggregate", "n=sum", "n=max"], "two have one name"),
-        (["--every", "1h", "--aggregate", "n=sum", "--origin", "soon"], "'soon' is not an ISO"),
+        (
+            ["--every", "1h", "--aggregate", "n=sum", "--origin", "soon"],
+            "--origin: 'soon' is not an ISO",
+        ),
+        (["--every", "1h", "--aggregate", "=mean"], "--aggregate: '=mean' is not 'COLUMN FUNC"),
         (["--every", "1h", "--aggregate", "n=sum", "--timezone", "Mars"], "is not a time zone"),
         (["--every", "1h", "--aggregate", "m=sum"], "has no value column 'm'"),
         (["--every", "1h", "--aggregate", "n=sum", "--retained-range", "much"], "retained_range"),
