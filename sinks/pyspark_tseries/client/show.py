@@ -5,6 +5,7 @@ It uses the client, so it gives the answers and errors of `TimeSeries`.
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any, Final, TextIO
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import parse_duration, parse_instant, to_datetime
-from pyspark_timestream.errors import escape_controls
+from pyspark_timestream.errors import escape_controls, show_value
 from pyspark_timestream.report import align_within
 from pyspark_tseries.chart.figure import is_line, show_number
 from pyspark_tseries.chart.terminal import Style, draw_text
@@ -97,41 +98,71 @@ def show(location: Location, arguments: argparse.Namespace) -> int:
     """Print the chart or the table.
 
     Raises:
-        InvalidQuery, PermissionDenied: as `TimeSeries` does.
+        InvalidQuery, PermissionDenied: as `TimeSeries` does; or the store lacks a named series.
+            If it has others of those named, these are shown before.
         ValueError: an argument cannot be read.
     """
     style = _choose_style(arguments, sys.stdout)
-    store: Questions = TimeSeries(Store.open(location), author_or_user(arguments.principal))
+    now = TimeSeries(Store.open(location), author_or_user(arguments.principal))
+    store: Questions = now
     if arguments.as_of is not None:
-        store = store.as_of(_parse_moment(arguments.as_of))
+        store = now.as_of(_parse_moment(arguments.as_of))
     zone = find_zone(arguments.timezone)
     if not arguments.series and arguments.prefix is None and arguments.pattern is None:
         _refuse_without_series(arguments)
         print(_list_newest(store, arguments, zone, style))
         return 0
     result = _ask(store, arguments, zone)
-    max_series = MAX_SERIES if arguments.max_series is None else arguments.max_series
+    silent = _find_silent(arguments.series, result.table)
+    unknown = [name for name in silent if not _has_series(now, name)]
+    if unknown and len(unknown) == len(set(arguments.series)):
+        raise _unknown_error(arguments.path, unknown)
     if arguments.save is not None:
         _save(
-            result.chart(arguments.column, max_series=max_series, timezone=zone or "UTC"),
+            result.chart(
+                arguments.column, max_series=_max_series(arguments), timezone=zone or "UTC"
+            ),
             arguments.save,
         )
         print(f"wrote {arguments.save}")
-        _name_silent(arguments, result.table, style)
-        return 0
-    pixels = min(max(style.pixels, 240), 4000)
-    chart = result.chart(
-        arguments.column, max_series=max_series, timezone=zone or "UTC", width=pixels
-    )
-    print(draw_text(chart.figure, style))
-    _name_silent(arguments, result.table, style)
+    else:
+        _draw(result, arguments, zone, style)
+    if known := [name for name in silent if name not in unknown]:
+        print(style.text(f"no events of {', '.join(map(escape_controls, known))}"))
+    if unknown:
+        raise _unknown_error(arguments.path, unknown)
     return 0
 
 
-def _name_silent(arguments: argparse.Namespace, table: pa.Table, style: Style) -> None:
-    """Name the series that were asked for and have no events."""
-    if silent := _find_silent(arguments.series, table):
-        print(style.text(f"no events of {', '.join(map(escape_controls, silent))}"))
+def _draw(
+    result: QueryResult | BucketResult,
+    arguments: argparse.Namespace,
+    zone: str | None,
+    style: Style,
+) -> None:
+    pixels = min(max(style.pixels, 240), 4000)
+    chart = result.chart(
+        arguments.column, max_series=_max_series(arguments), timezone=zone or "UTC", width=pixels
+    )
+    print(draw_text(chart.figure, style))
+
+
+def _max_series(arguments: argparse.Namespace) -> int:
+    return MAX_SERIES if arguments.max_series is None else int(arguments.max_series)
+
+
+def _has_series(store: Questions, name: str) -> bool:
+    """Return True if the series has ever had an event, which the query or the range may hide."""
+    return name in store.series(prefix=name)["series"].to_pylist()
+
+
+def _unknown_error(path: str, unknown: Sequence[str]) -> InvalidQuery:
+    names = ", ".join(map(show_value, unknown))
+    return InvalidQuery(
+        f"the store '{path}' has no series {names}",
+        "names of its series; letters count as they are, capital or small",
+        f"correct the name; python -m pyspark_tseries show {shlex.quote(path)} lists the series",
+    )
 
 
 def _save(chart: Chart, path: str) -> None:

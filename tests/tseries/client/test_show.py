@@ -207,14 +207,27 @@ def test_series_by_prefix_and_pattern(show):
 
 
 def test_a_series_without_events_is_named(show):
-    assert show("hall", "nobody").endswith("no events of nobody\n")
-    assert "no events" in show("nobody")
+    assert show("hall", "--last", "0").endswith("no events of hall\n")
 
 
 def test_save_names_the_series_without_events_too(show, tmp_path):
     target = tmp_path / "a.svg"
-    drawn = show("hall", "typo", "--save", str(target))
-    assert drawn == f"wrote {target}\nno events of typo\n"
+    assert show("hall", "--last", "0", "--save", str(target)).endswith("\nno events of hall\n")
+
+
+def test_a_series_that_the_store_lacks_is_an_error_after_the_others_are_drawn(path, show, capsys):
+    assert main(["show", path, "hall", "Hall", "\x1b[0m"]) == 1
+    drawn, said = capsys.readouterr()
+    assert drawn.startswith("hall\n")
+    assert "no events of" not in drawn
+    assert f"the store '{path}' has no series 'Hall', '\\x1b[0m'; accepted: " in said
+    assert said.endswith(f"python -m pyspark_tseries show {path} lists the series\n")
+
+
+def test_a_chart_of_no_series_that_the_store_has_is_not_written(show, tmp_path):
+    target = tmp_path / "a.svg"
+    assert "has no series 'typo'" in show("typo", "--save", str(target), code=1)
+    assert not target.exists()
 
 
 def test_save_writes_the_chart_to_a_file(show, tmp_path):
