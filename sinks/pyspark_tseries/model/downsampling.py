@@ -216,14 +216,20 @@ def parse_fill(fill: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) ->
                 "take another fill, or aggregate numbers alone",
             )
         if word is None and not _can_hold(data_type, fill):
+            words = [each for each in FILLS if each != "linear" or is_number(data_type)]
             raise InvalidQuery(
-                f"column '{aggregate.name}' ({data_type}) cannot hold the fill {fill!r}",
-                f"{', '.join(map(repr, FILLS))}, or a value of its type",
+                f"column '{aggregate.name}' ({data_type}) cannot hold the fill {show_value(fill)}",
+                f"{', '.join(map(repr, words))}, or a value of its type",
                 "correct it",
             )
 
 
 def _can_hold(data_type: pa.DataType, fill: Any) -> bool:
+    # Arrow makes 1.0 of True, and [120] of b"x".
+    if isinstance(fill, bool) and not pa.types.is_boolean(data_type):
+        return False
+    if isinstance(fill, bytes | bytearray) and pa.types.is_nested(data_type):
+        return False
     try:
         held = pa.array([fill], data_type)[0].as_py()
         # Arrow makes 1 of 1.5. A float takes the nearest value, as it does everywhere.

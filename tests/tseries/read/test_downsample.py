@@ -253,6 +253,17 @@ def test_a_fill_that_a_column_cannot_hold_is_refused(fill: Any) -> None:
         parse_fill(fill, SCHEMA, named)
 
 
+@pytest.mark.parametrize(
+    ("data_type", "fill"), [(pa.float64(), True), (pa.int8(), True), (pa.list_(pa.int64()), b"x")]
+)
+def test_a_fill_is_made_of_nothing_of_another_kind(data_type: pa.DataType, fill: Any) -> None:
+    """Arrow makes 1.0 of True, and [120] of bytes."""
+    schema = pa.schema([("a", data_type)])
+    with pytest.raises(InvalidQuery, match="cannot hold the fill") as refused:
+        parse_fill(fill, schema, parse_aggregates(schema, {"a": "last"}))
+    assert ("'linear'" in str(refused.value)) == (not pa.types.is_nested(data_type))
+
+
 def test_a_fraction_fills_no_column_of_whole_numbers() -> None:
     named = parse_aggregates(SCHEMA, {"real": "max", "whole": "max"})
     with pytest.raises(InvalidQuery, match=r"column 'whole' \(int32\) cannot hold the fill 1.5"):
