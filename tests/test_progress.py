@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_timestream.demo import progress
-from pyspark_timestream.demo.progress import step
+from pyspark_timestream.demo.progress import show_progress
 
 SCRIPT = Path(progress.__file__)
 
@@ -41,7 +41,7 @@ def test_command_that_fails_shows_what_it_printed() -> None:
 
 def test_step_on_a_terminal_is_a_bar_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
-    with step("Counting", 60) as doing:
+    with show_progress("Counting", 60) as doing:
         doing.done = 0.5
         doing.detail = "half of it"
         time.sleep(0.7)

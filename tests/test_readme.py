@@ -10,7 +10,7 @@ from kafka.lagging_picture import draw, summary
 from kept_results import kept, worst_jobs
 
 from pyspark_timestream.demo.command import EXAMPLE
-from pyspark_timestream.demo.data import STATIONS, TRIPS_PER_STATION, trips
+from pyspark_timestream.demo.data import STATIONS, TRIPS_PER_STATION, make_trips
 
 README = read("README.md")
 
@@ -37,7 +37,7 @@ def test_result_has_every_trip_in_its_hour() -> None:
         for station, count in zip(sorted(STATIONS), counts.split("|"), strict=True)
         if count.strip() != "NULL"
     }
-    given = [json.loads(trip.value) for trip in trips()]
+    given = [json.loads(trip.value) for trip in make_trips()]
     assert shown == Counter((trip["station"], trip["departed"][11:13]) for trip in given)
     assert printed.text.endswith(f"\n{len(STATIONS) * TRIPS_PER_STATION} trips, 0 dropped\n")
 

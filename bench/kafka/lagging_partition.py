@@ -24,7 +24,7 @@ from side_by_side import versions
 from spark_session import local_spark
 
 from pyspark_timestream import advance_time
-from pyspark_timestream.demo.data import LAG_HOURS, LAGGING, STATIONS, TOPIC, Trip, trips
+from pyspark_timestream.demo.data import LAG_HOURS, LAGGING, STATIONS, TOPIC, DemoRecord, make_trips
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench" / "results" / "lagging_partition.json"
@@ -37,12 +37,12 @@ NEXT_DAY_MS = 1_767_312_000_000
 
 def measure(spark: SparkSession, kafka: Broker, place: Path) -> dict[str, Any]:
     """What each query counted, and where its time was after each batch."""
-    given = tuple(trips())
+    given = make_trips()
     kafka.create_topic(TOPIC, len(STATIONS))
     kafka.produce(TOPIC, map(record, given))
     ours, ours_progress = run(by_ctis(spark, kafka), place / "timestream")
     _, watermarks = run(by_watermark(spark, kafka), place / "spark")
-    last = Trip(0, NEXT_DAY_MS, NEXT_DAY_MS, json.dumps({"station": "-", "departed": "2026-01-02"}))
+    last = DemoRecord(json.dumps({"station": "-", "departed": "2026-01-02"}), 0, NEXT_DAY_MS)
     kafka.produce(TOPIC, [record(last)])
     theirs, after = run(by_watermark(spark, kafka), place / "spark")
     instants = [each["eventTime"]["watermark"] for each in (*watermarks, *after)]
@@ -62,9 +62,9 @@ def measure(spark: SparkSession, kafka: Broker, place: Path) -> dict[str, Any]:
     }
 
 
-def record(trip: Trip) -> Record:
+def record(trip: DemoRecord) -> Record:
     """A trip as it lies in the topic."""
-    return Record(trip.value, None, trip.partition, trip.reported_ms)
+    return Record(trip.value, None, trip.partition, trip.timestamp_ms)
 
 
 def by_watermark(spark: SparkSession, kafka: Broker) -> DataFrame:
@@ -124,11 +124,11 @@ def after_each(reported: Sequence[str | None]) -> list[str | None]:
 
 
 def lines(
-    given: Sequence[Trip], watermarks: Sequence[str | None], ctis: Sequence[str | None]
+    given: Sequence[DemoRecord], watermarks: Sequence[str | None], ctis: Sequence[str | None]
 ) -> Iterable[dict[str, Any]]:
     """After each batch: records read, each station's newest departure, watermark and CTI."""
     newest = [
-        list(itertools.accumulate((t.departed_ms for t in given if t.partition == number), max))
+        list(itertools.accumulate((departed_ms(t) for t in given if t.partition == number), max))
         for number in range(len(STATIONS))
     ]
     for number, records in enumerate(range(RECORDS_PER_BATCH, len(given) + 1, RECORDS_PER_BATCH)):
@@ -142,6 +142,11 @@ def lines(
             "watermark": watermarks[number],
             "cti": ctis[number],
         }
+
+
+def departed_ms(trip: DemoRecord) -> int:
+    """When a trip departed, in milliseconds since 1970."""
+    return round(datetime.fromisoformat(json.loads(trip.value)["departed"]).timestamp() * 1000)
 
 
 def iso(instant_ms: int) -> str:

@@ -17,7 +17,7 @@ from pyspark_timestream.core.checkpoint import check_offset
 from pyspark_timestream.core.instants import FINAL_US, NEVER
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
-from pyspark_timestream.kafka.offsets.stream_state import find_caught_up, newly_idle
+from pyspark_timestream.kafka.offsets.stream_state import find_caught_up, find_newly_idle
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import (
     Events,
@@ -234,11 +234,11 @@ def test_flink_48_a_partition_is_idle_awake_and_idle_again() -> None:
     since: dict[Partition, int] = {}
     for began in (0, 100):
         since = find_caught_up(since, [PART], began, troubled=False)
-        assert newly_idle(since, frozenset(), 10, began + 9) == frozenset()
+        assert find_newly_idle(since, frozenset(), 10, began + 9) == frozenset()
         since = find_caught_up(since, [PART], began + 10, troubled=False)
-        assert newly_idle(since, frozenset(), 10, began + 10) == {PART}
+        assert find_newly_idle(since, frozenset(), 10, began + 10) == {PART}
         since = find_caught_up(since, [], began + 20, troubled=False)
-        assert newly_idle(since, frozenset(), 10, began + 50) == frozenset()
+        assert find_newly_idle(since, frozenset(), 10, began + 50) == frozenset()
 
 
 def test_flink_49_the_timeout_counts_from_the_first_look_that_found_it_at_rest() -> None:
@@ -248,7 +248,7 @@ def test_flink_49_the_timeout_counts_from_the_first_look_that_found_it_at_rest()
     for now in (5, 10, 15, 20, 25):
         # The look at 5 finds the event and reads it.
         since = find_caught_up(since, [PART] if now > 5 else [], now, troubled=False)
-        if newly_idle(since, frozenset(), 10, now):
+        if find_newly_idle(since, frozenset(), 10, now):
             idle_at.append(now)
     assert idle_at == [20, 25]
 

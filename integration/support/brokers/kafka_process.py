@@ -36,14 +36,10 @@ class KafkaProcess(broker.KafkaProcess):
         directory = CACHE / "runs" / f"{os.getpid()}-{ports[0]}"
         super().__init__(kafka_jars(), directory, ports)
 
-    def _jvm_flags(self) -> list[str]:
-        return [f"-Xmx{self._heap}", *os.environ.get("JVM_FLAGS", "").split()]
-
-    def _changed_properties(self) -> Mapping[str, str]:
-        return self._changes
-
-    def _cluster_id(self) -> str:
-        return self._cluster or super()._cluster_id()
+    def _format(self, properties: Mapping[str, str], cluster: str) -> None:
+        # The last flag of a kind counts.
+        self._command[2:2] = [f"-Xmx{self._heap}", *os.environ.get("JVM_FLAGS", "").split()]
+        super()._format({**properties, **self._changes}, self._cluster or cluster)
 
     def freeze(self) -> None:
         """Stop all of its threads (SIGSTOP)."""

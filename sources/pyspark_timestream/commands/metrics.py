@@ -278,7 +278,7 @@ class QueryNumbers:
     exported: Mapping[int, frozenset[Partition]] = field(default_factory=dict)
 
     @property
-    def is_cut(self) -> bool:
+    def is_aggregated(self) -> bool:
         """True if a stream has more partitions than are exported one by one."""
         samples = (sample for source in self.sources.values() for sample in source)
         return any(sample.metric is STREAM.AGGREGATED and sample.value for sample in samples)

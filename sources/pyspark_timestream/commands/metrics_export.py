@@ -284,8 +284,8 @@ class TimeMetrics(StreamingQueryListener):
             )  # fmt: skip
 
     def _warn_of_limit(self, state: MetricsState) -> None:
-        is_cut = any(query.is_cut for query in state.queries.values())
-        if is_cut and "limit" not in self._warned:
+        is_aggregated = any(query.is_aggregated for query in state.queries.values())
+        if is_aggregated and "limit" not in self._warned:
             self._warned.add("limit")
             _LOG.warning(
                 "TimeMetrics exports the first %d partitions of a stream one by one, and all "

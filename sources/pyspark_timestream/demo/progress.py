@@ -21,8 +21,8 @@ _WIDTH = 30
 _LOG_SECONDS = 10.0
 
 
-class Step:
-    """A step in progress.
+class Progress:
+    """The progress of a step.
 
     Attributes:
         done: the fraction done, from 0 to 1; None: unknown, so it is estimated from the time.
@@ -85,9 +85,9 @@ class Step:
 
 
 @contextmanager
-def step(action: str, seconds: float) -> Iterator[Step]:
+def show_progress(action: str, seconds: float) -> Iterator[Progress]:
     """Show the progress of the block, which does `action` and takes about `seconds`."""
-    doing = Step(action, seconds)
+    doing = Progress(action, seconds)
     over = threading.Event()
 
     def show() -> None:
@@ -126,7 +126,7 @@ def run_with_output(command: Sequence[str], on_line: Callable[[str], None]) -> i
 def run(action: str, seconds: float, command: Sequence[str]) -> int:
     """Run a command as a step and return its exit code; show its output if it fails."""
     lines: list[str] = []
-    with step(action, seconds) as doing:
+    with show_progress(action, seconds) as doing:
 
         def keep(line: str) -> None:
             lines.append(line)

@@ -229,20 +229,23 @@ def _require_1970(event_time: str, releases: str) -> Column:
     time = quote_name(event_time)
     since_1970_us = F.unix_micros(time)
     is_dropped = since_1970_us < 0 if releases == "windows" else since_1970_us <= 0
-    text = F.concat(
-        # `why` searches for this beginning. In two pieces, or it would also find the text in the
-        # query's plan.
-        F.lit("pyspark_timestream."),
-        F.lit(f"advance_time: column '{event_time}' has a row at "),
+    failure = _fail(
+        f"advance_time: column '{event_time}' has a row at ",
         F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"),
-        F.lit(
-            ", where Spark's watermark begins or before: Spark would silently drop it;  "
-            "accepted: event times after 1970-01-01T00:00:00Z; next step: move the stream by whole "
-            "400 years, which keeps days and weekdays, advance_time(shift_time(df, '20871 weeks')),"
-            " and move its results back by as much"
-        ),
+        ", where Spark's watermark begins or before: Spark would silently drop it;  "
+        "accepted: event times after 1970-01-01T00:00:00Z; next step: move the stream by whole "
+        "400 years, which keeps days and weekdays, advance_time(shift_time(df, '20871 weeks')),"
+        " and move its results back by as much",
     )
-    return F.when(is_dropped, F.raise_error(text)).otherwise(time)
+    return F.when(is_dropped, failure).otherwise(time)
+
+
+def _fail(beginning: str, value: Column, end: str) -> Column:
+    """Return a column that fails with the text around `value`; `beginning` names the function."""
+    # `why` searches for this beginning. In two pieces, or it would also find the text in the
+    # query's plan.
+    pieces = F.lit("pyspark_timestream."), F.lit(beginning), value, F.lit(end)
+    return F.raise_error(F.concat(*pieces))
 
 
 def _subtract_tick(cti: Column) -> Column:
@@ -365,17 +368,13 @@ def _measure(df: DataFrame, duration: Column) -> Column:
             "subtract two timestamps, or use F.expr(\"INTERVAL '5' MINUTE\") or make_dt_interval",
         )
     us = (duration.cast(_SECONDS) * 1_000_000).cast("bigint")
-    text = F.concat(
-        # In two pieces, or `why` would also find the text in the query's plan.
-        F.lit("pyspark_timestream."),
-        F.lit("alter_lifetime: an event has the duration "),
+    failure = _fail(
+        "alter_lifetime: an event has the duration ",
         F.coalesce(duration.cast("string"), F.lit("null")),
-        F.lit(
-            ";  accepted: a duration longer than nothing; next step: give such events another "
-            "duration, or leave them out before alter_lifetime"
-        ),
+        ";  accepted: a duration longer than nothing; next step: give such events another "
+        "duration, or leave them out before alter_lifetime",
     )
-    return F.when(us > 0, F.least(us, F.lit(_LONGEST_US))).otherwise(F.raise_error(text))
+    return F.when(us > 0, F.least(us, F.lit(_LONGEST_US))).otherwise(failure)
 
 
 def _check_end(

@@ -351,7 +351,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         return True
 
     def _may_hand_over(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> bool:
-        if not self.can_hand_over or self._options.is_cut or len(tasks) != 1:
+        if not self.can_hand_over or self._options.cuts_partitions or len(tasks) != 1:
             return False
         records = _count_records(offset)
         if records > self._max_handed:
@@ -492,7 +492,7 @@ def read_task(
                 partition: (
                     end,
                     ""
-                    if options.is_cut
+                    if options.cuts_partitions
                     else encode_group_metadata(task.offset, partition, *ended[partition], settings),
                 )
                 for partition, end in known_ends.items()

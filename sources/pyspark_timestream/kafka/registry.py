@@ -58,7 +58,6 @@ from pyspark_timestream.kafka.schemas import (
     ReaderSchema,
     RegisteredSchema,
     SchemaReference,
-    SchemaSource,
     fingerprint_schema,
     is_schema_text,
 )
@@ -656,11 +655,10 @@ def fix_readers(options: Read, recorded: Mapping[str, ReaderSchema]) -> Read:
     Raises:
         CheckpointMismatch: a schema is no longer the one that was recorded.
     """
-    source = SchemaRegistry(options.registry) if options.registry else None
     readers: dict[str, ReaderSchema] = {}
     for rules in (options.value_rules, options.key_rules):
         if rules.format in SCHEMA_FORMATS:
-            reader = _find_reader(rules, source, recorded.get(rules.side))
+            reader = _find_reader(options, rules, recorded.get(rules.side))
             readers[rules.side] = reader
             check_recorded(rules, reader, recorded.get(rules.side))
     return with_readers(options, readers)
@@ -680,13 +678,13 @@ def with_readers(options: Read, readers: Mapping[str, ReaderSchema]) -> Read:
 
 
 def _find_reader(
-    rules: PayloadRules, source: SchemaSource | None, recorded: ReaderSchema | None
+    options: PayloadOptions, rules: PayloadRules, recorded: ReaderSchema | None
 ) -> ReaderSchema:
     if not rules.needs_latest:
         text = rules.reader_schema or rules.schema or ""
         return _create_reader(text, rules.message or "")
-    assert isinstance(source, SchemaRegistry), "the latest schema is a registry's"
     assert rules.subject is not None, "the options name the subject of the latest schema"
+    source = SchemaRegistry(options.registry)
     if recorded is None or recorded.schema_id is None:
         registered = source.fetch_latest(rules.subject, rules.format)
         origin = registered.subject, registered.version
@@ -696,7 +694,7 @@ def _find_reader(
     reader = _place_reader(rules, registered, *origin)
     if recorded is None or recorded.newer is None:
         return reader
-    newer = _find_reader(rules, source, recorded.newer)
+    newer = _find_reader(options, rules, recorded.newer)
     check_recorded(rules, newer, recorded.newer)
     return replace(reader, newer=newer)
 
@@ -725,10 +723,12 @@ def add_newer_readers(
     `can_read` returns whether options can read records written with a schema, `fits` whether the
     options' schemas have all requested fields.
     """
-    source = SchemaRegistry(options.registry) if options.registry else None
+    if not options.registry:
+        return options
+    source = SchemaRegistry(options.registry)
     for rules in (options.value_rules, options.key_rules):
         reader = options.readers.get(rules.side)
-        if source is None or reader is None or rules.format != "avro":
+        if reader is None or rules.format != "avro":
             continue
         *_, last_version = reader.versions()
         if last_version.schema_id is None or last_version.subject is None:

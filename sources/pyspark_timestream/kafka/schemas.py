@@ -3,9 +3,11 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
+
+from pyspark_timestream.errors import SchemaRefused
 
 AVRO: Final = "AVRO"
 JSON: Final = "JSON"
@@ -139,6 +141,15 @@ class ReaderSchema:
         while schema is not None:
             yield schema
             schema = schema.newer
+
+
+def is_accepted(check: Callable[..., object], *arguments: object) -> bool:
+    """Return whether a check of schemas passes: `check(*arguments)` raises no `SchemaRefused`."""
+    try:
+        check(*arguments)
+    except SchemaRefused:
+        return False
+    return True
 
 
 def is_schema_text(value: str) -> bool:

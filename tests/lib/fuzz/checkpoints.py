@@ -180,7 +180,9 @@ def logs() -> Target:
             for number, content in enumerate(case):
                 (root / "offsets" / str(number)).write_bytes(content)
                 (root / "commits" / str(number)).write_text("v1\n{}")
-            view = CheckpointFollower(str(root)).look(NOON + SECOND)
+            follower = CheckpointFollower(str(root))
+            follower.read()
+            view = follower.view(NOON + SECOND)
             format_text([view], NOON, 80)
             json.dumps(to_json([view]))
             for html in render_sections([view]).values():

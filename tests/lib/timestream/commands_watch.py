@@ -24,6 +24,12 @@ def view_of(shares, topic="topic", query="q", batches=3, **more):
     return log.view(NOON + batches * SECOND, runs=True)
 
 
+def look(follower, now_us):
+    """What the page shows of a checkpoint now."""
+    follower.read()
+    return follower.view(now_us)
+
+
 def write_large_batch(root, number, partitions):
     """Plan a batch of so many partitions, of which one holds back, and finish it."""
     shares = [share(state(number if n != 7 else 1), 10, 10 * number) for n in range(partitions)]

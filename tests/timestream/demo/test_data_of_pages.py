@@ -9,7 +9,12 @@ import fastavro
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from pyspark_timestream.demo.data import STOPS_DESCRIPTORS, SUBJECTS, answer, page_topics
+from pyspark_timestream.demo.data import (
+    STOPS_DESCRIPTORS,
+    SUBJECTS,
+    answer_get,
+    make_topics_of_pages,
+)
 
 DAY_MS = 1_704_067_200_000
 
@@ -25,7 +30,7 @@ def read_avro(value: bytes) -> dict:
 
 
 def test_the_avro_values_are_those_of_their_schemas() -> None:
-    topics = page_topics()
+    topics = make_topics_of_pages()
     journeys = [read_avro(each.value) for each in topics["journeys"]]
     assert [each["station"] for each in journeys] == ["Central", "Park", "Central"]
     assert [each.get("electric") for each in journeys] == [None, None, True]
@@ -43,17 +48,17 @@ def test_the_stops_are_messages_of_their_descriptor_set() -> None:
         pool.Add(file)
     assert files.file[1].SerializeToString() == base64.b64decode(SUBJECTS[5].serialized or "")
     kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Stop"))
-    found = [kind.FromString(each.value[6:]) for each in page_topics()["stops"]]
+    found = [kind.FromString(each.value[6:]) for each in make_topics_of_pages()["stops"]]
     assert [(each.station, each.boarded, each.at.seconds) for each in found] == [
         ("Central", 12, DAY_MS // 1000 + 600), ("Park", 3, DAY_MS // 1000 + 900),
     ]  # fmt: skip
 
 
 def test_the_registry_answers_what_a_reader_asks() -> None:
-    assert answer("/subjects/journeys-value/versions/latest")["id"] == 2
-    assert answer("/subjects/journeys-value/versions") == [1, 2]
-    assert json.loads(answer("/schemas/ids/3")["schema"])["name"] == "Delivery"
-    stops = answer("/schemas/ids/6?format=serialized")
+    assert answer_get("/subjects/journeys-value/versions/latest")["id"] == 2
+    assert answer_get("/subjects/journeys-value/versions") == [1, 2]
+    assert json.loads(answer_get("/schemas/ids/3")["schema"])["name"] == "Delivery"
+    stops = answer_get("/schemas/ids/6?format=serialized")
     assert (stops["schemaType"], stops["schema"]) == ("PROTOBUF", SUBJECTS[5].serialized)
 
 
@@ -62,4 +67,4 @@ def test_the_registry_answers_what_a_reader_asks() -> None:
              "/subjects/journeys-value/versions/3"],
 )  # fmt: skip
 def test_what_the_registry_does_not_know_is_not_found(path: str) -> None:
-    assert answer(path) is None
+    assert answer_get(path) is None

@@ -69,7 +69,7 @@ from pyspark_timestream.kafka.registry import (
     load_schemas,
     with_readers,
 )
-from pyspark_timestream.kafka.schemas import ReaderSchema
+from pyspark_timestream.kafka.schemas import ReaderSchema, is_accepted
 from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step
 
@@ -450,11 +450,7 @@ def _list_bodies(sample: TopicSample, rules: PayloadRules) -> list[bytes | None]
 
 
 def _is_readable(options: KafkaOptions, rules: PayloadRules, field: pa.Field) -> bool:
-    try:
-        check_fields(options, rules, RequestedFields(pa.schema([field])))
-    except SchemaRefused:
-        return False
-    return True
+    return is_accepted(check_fields, options, rules, RequestedFields(pa.schema([field])))
 
 
 def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:

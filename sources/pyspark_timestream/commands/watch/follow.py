@@ -33,17 +33,18 @@ from pyspark_timestream.commands.explanation import (
 from pyspark_timestream.commands.watch.state_files import QueryState, StateFiles
 from pyspark_timestream.core.checkpoint import read_entry, read_written_topic, resolve_directory
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
-from pyspark_timestream.errors import CheckpointUnreadable, TimestreamError
+from pyspark_timestream.errors import TimestreamError
 from pyspark_timestream.kafka.diagnosis.history import (
     BatchRecord,
     BatchReport,
     History,
     drop_skipped,
+    lacks_log,
     read_batches,
 )
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.report import shorten_duration
-from pyspark_timestream.rules.clocks import PartitionClock
+from pyspark_timestream.rules.clocks import PartitionClock, max_known
 
 MAX_BATCHES: Final = 100
 """Keep this many batches in full; Spark's checkpoint has as many by default."""
@@ -451,11 +452,6 @@ class CheckpointFollower:
         """What was read so far."""
         return self._log
 
-    def look(self, now_us: int) -> QueryView:
-        """Return what is shown now, including what is wrong with the checkpoint."""
-        self.read()
-        return self.view(now_us)
-
     def read(self) -> bool:
         """Read what is new, and return whether there was something.
 
@@ -499,16 +495,27 @@ class CheckpointFollower:
     def _read(self) -> bool:
         numbers = self._list_numbers()
         if numbers is None:
-            raise CheckpointUnreadable(
-                f"'{self.root}' is not a checkpoint of a Spark stream: it has no directory "
-                "'offsets'",
+            raise lacks_log(
+                self.root,
                 "the directory that the query has as option 'checkpointLocation'",
                 "start the query, or correct the path; this page looks again every second",
             )
-        log_before, torn = self._log, self._torn
+        log_before, torn_before = self._log, self._torn
         stamps = _read_stamps(self.root, numbers)
-        changed = [n for n, stamp in stamps.items() if self._stamps.get(n, stamp) != stamp]
+        entries = self._read_entries(numbers, stamps)
+        for number, batch in drop_skipped(entries).items():
+            self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
+        if stamps:  # If the log is away for a moment, keep what was seen of it.
+            self._stamps = {n: ns for n, ns in stamps.items() if n in self._stamps or n in entries}
+        is_read = bool(entries) or torn_before != self._torn or log_before is not self._log
+        return any([is_read, self._read_links(), self._note_finished()])
+
+    def _read_entries(
+        self, numbers: Sequence[int], stamps: Mapping[int, int]
+    ) -> dict[int, BatchReport]:
+        """Read the entries that are new; begin again if those that were read no longer hold."""
         newest = max(self._stamps, default=-1)
+        changed = any(self._stamps.get(n, stamp) != stamp for n, stamp in stamps.items())
         if changed or (numbers and numbers[-1] < newest):
             # It was restored from a copy, or begun anew: what we know is of another history.
             newest = self._forget()
@@ -518,23 +525,25 @@ class CheckpointFollower:
             entries = self._read_new(stamps, self._forget())
         if not self._stamps and entries:
             self._recall([n for n in numbers if n < min(entries)])
-        for number, batch in drop_skipped(entries).items():
-            self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
-        if stamps:  # If the log is away for a moment, keep what was seen of it.
-            self._stamps = {n: ns for n, ns in stamps.items() if n in self._stamps or n in entries}
-        links = dataclasses.replace(
-            self._log.links,
-            store=_read_store(self.root),
-            topic=read_written_topic(self.root),
+        return entries
+
+    def _read_links(self) -> bool:
+        """Read what the query writes; return whether that has changed."""
+        before = self._log.links
+        self._log.links = dataclasses.replace(
+            before, store=_read_store(self.root), topic=read_written_topic(self.root)
         )
-        is_new = bool(entries) or torn != self._torn or log_before is not self._log
-        is_new, self._log.links = is_new or links != self._log.links, links
+        return self._log.links != before
+
+    def _note_finished(self) -> bool:
+        """Note the batches that have finished since the last time; return whether any has."""
+        has_new = False
         for number in self._log.unfinished():
             finished_us = _modified_us(self.root / "commits" / str(number))
             if finished_us is not None:
                 self._log.finish(number, finished_us)
-                is_new = True
-        return is_new
+                has_new = True
+        return has_new
 
     def _forget(self) -> int:
         self._log, self._stamps, self._torn = QueryLog(self._log.name), {}, {}
@@ -667,65 +676,86 @@ class Chain:
         return f"{source.kind} {source.name} to {target.kind} {target.name}: {far}"
 
 
+_Key = tuple[str, str]
+"""The kind of a node, and its name or id; a query's name is its place in the list of views."""
+
+_Nodes = dict[_Key, Node]
+_Hops = dict[tuple[_Key, _Key], int | None]
+"""From one node to another -> the clock of the second, as far as it follows the first."""
+
+
 def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Chain | None:
     """Return the chain of these queries; None if it has only the topics that they read."""
     if not stores and all(view.links == QueryEnds() for view in views):
         return None
-    nodes: dict[tuple[str, str], Node] = {}
-    hops: dict[tuple[tuple[str, str], tuple[str, str]], int | None] = {}
+    nodes: _Nodes = {}
+    hops: _Hops = {}
+    for store in stores:
+        nodes["store", store.id] = Node("store", store.location, store.cti_us, 0, store.trouble)
     ids = {store.location: store.id for store in stores} | {
         view.links.store[1]: view.links.store[0] for view in views if view.links.store
     }
-    for store in stores:
-        nodes["store", store.id] = Node("store", store.location, store.cti_us, 0, store.trouble)
     for number, view in enumerate(views):
-        clocks = [stream.explanation.cti_us for stream in view.streams]
-        clocks += [cti_us for _, cti_us in view.links.subscriptions]
-        cti_us = min((us for us in clocks if us is not None), default=None)
-        query_key = "query", str(number)
-        nodes[query_key] = Node("query", view.name, None if None in clocks else cti_us)
-        for stream in view.streams:
-            for topic, newest_us in _find_newest(stream.explanation.partitions).items():
-                key = "topic", topic
-                known_us = nodes[key].cti_us if key in nodes else None
-                newest = max((us for us in (known_us, newest_us) if us is not None), default=None)
-                nodes[key] = Node("topic", topic, newest)
-                hops[key, query_key] = stream.explanation.cti_us
-        for store_id, subscribed_us in view.links.subscriptions:
-            key = "store", store_id
-            nodes.setdefault(key, Node("store", f"id {store_id}", None))
-            hops[key, query_key] = subscribed_us
-        if view.links.store:
-            store_id, location = view.links.store
-            key = "store", ids.get(location, store_id)
-            if key not in nodes or nodes[key].name.startswith("id "):
-                nodes[key] = Node("store", location, None)
-            hops[query_key, key] = nodes[key].cti_us
-        if view.links.topic:
-            key = "topic", view.links.topic
-            nodes.setdefault(key, Node("topic", view.links.topic, None))
-            hops[query_key, key] = None
+        query = "query", str(number)
+        nodes[query] = Node("query", view.name, _find_query_cti(view))
+        _add_inputs(view, query, nodes, hops)
+        _add_outputs(view, query, ids, nodes, hops)
     return _arrange(nodes, hops)
+
+
+def _find_query_cti(view: QueryView) -> int | None:
+    """Return the least clock of what a query reads; None if one of these has none."""
+    clocks = [stream.explanation.cti_us for stream in view.streams]
+    clocks += [cti_us for _, cti_us in view.links.subscriptions]
+    known = [cti_us for cti_us in clocks if cti_us is not None]
+    return min(known, default=None) if len(known) == len(clocks) else None
+
+
+def _add_inputs(view: QueryView, query: _Key, nodes: _Nodes, hops: _Hops) -> None:
+    """Add the topics and stores that a query reads."""
+    for stream in view.streams:
+        for topic, newest_us in _find_newest(stream.explanation.partitions).items():
+            key = "topic", topic
+            known_us = nodes[key].cti_us if key in nodes else None
+            nodes[key] = Node("topic", topic, max_known(known_us, newest_us))
+            hops[key, query] = stream.explanation.cti_us
+    for store_id, subscribed_us in view.links.subscriptions:
+        key = "store", store_id
+        nodes.setdefault(key, Node("store", f"id {store_id}", None))
+        hops[key, query] = subscribed_us
+
+
+def _add_outputs(
+    view: QueryView, query: _Key, ids: Mapping[str, str], nodes: _Nodes, hops: _Hops
+) -> None:
+    """Add the store and the topic that a query writes; `ids` has the id of each location."""
+    if view.links.store:
+        store_id, location = view.links.store
+        key = "store", ids.get(location, store_id)
+        if key not in nodes or nodes[key].name.startswith("id "):
+            nodes[key] = Node("store", location, None)
+        hops[query, key] = nodes[key].cti_us
+    if view.links.topic:
+        key = "topic", view.links.topic
+        nodes.setdefault(key, Node("topic", view.links.topic, None))
+        hops[query, key] = None
 
 
 def _find_newest(facts: Iterable[PartitionFacts]) -> dict[str, int | None]:
     newest: dict[str, int | None] = {}
     for fact in facts:
-        before = newest.get(fact.partition.topic)
-        times = [us for us in (before, fact.last_us) if us is not None]
-        newest[fact.partition.topic] = max(times, default=None)
+        topic = fact.partition.topic
+        newest[topic] = max_known(newest.get(topic), fact.last_us)
     return newest
 
 
-def _arrange(
-    nodes: Mapping[tuple[str, str], Node],
-    hops: Mapping[tuple[tuple[str, str], tuple[str, str]], int | None],
-) -> Chain:
+def _arrange(nodes: _Nodes, hops: _Hops) -> Chain:
+    """Put each node on a level above its sources, and measure how far each hop is behind."""
     levels = dict.fromkeys(nodes, 0)
     for _ in nodes:  # A circle ends as well: no level is higher than the number of nodes.
         for source, target in hops:
             levels[target] = min(max(levels[target], levels[source] + 1), len(nodes))
-    ordered: list[tuple[str, str]] = []
+    ordered: list[_Key] = []
     for level in sorted(set(levels.values())):  # Near their sources, so that few lines cross.
         level_keys = [key for key in nodes if levels[key] == level]
         rows = {
@@ -740,14 +770,20 @@ def _arrange(
             level_keys, key=lambda key: (sum(rows[key]) / max(len(rows[key]), 1), key)
         )
     indexes = {key: index for index, key in enumerate(ordered)}
-    chain_hops = []
-    for (source, target), reached_us in hops.items():
-        ahead_us, behind = nodes[source].cti_us, None
-        if ahead_us is not None and reached_us is not None:
-            behind = 0 if reached_us >= FINAL_US else max(ahead_us - reached_us, 0)
-        if ahead_us is not None and ahead_us >= FINAL_US and behind:
-            behind = None  # The source has ended, which is no time to be behind.
-        chain_hops.append(Hop(indexes[source], indexes[target], behind))
+    chain_hops = [
+        Hop(indexes[source], indexes[target], _measure_hop(nodes[source].cti_us, reached_us))
+        for (source, target), reached_us in hops.items()
+    ]
     return Chain(
         tuple(nodes[key]._replace(level=levels[key]) for key in ordered), tuple(sorted(chain_hops))
     )
+
+
+def _measure_hop(ahead_us: int | None, reached_us: int | None) -> int | None:
+    """Return how far a clock is behind that of its source; None if that is not known."""
+    if ahead_us is None or reached_us is None:
+        return None
+    if reached_us >= FINAL_US or ahead_us <= reached_us:
+        return 0
+    # After a source's end it has no time to be behind.
+    return None if ahead_us >= FINAL_US else ahead_us - reached_us

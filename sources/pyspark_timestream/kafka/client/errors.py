@@ -285,7 +285,6 @@ class RetryBudget:
         self._began_s = now_s()
         self._limit_s, self._pause_s = limit_s, pause_s
         self._request_s = _FIRST_REQUEST_TIMEOUT_S
-        self.tries = 1
 
     @property
     def elapsed_s(self) -> float:
@@ -320,7 +319,6 @@ class RetryBudget:
         self._wait(min(self._pause_s, left_s))
         self._pause_s = max(min(2 * self._pause_s, _MAX_PAUSE_S), self._pause_s)
         self._request_s = min(2 * self._request_s, REQUEST_TIMEOUT_S)
-        self.tries += 1
         return True
 
 

@@ -103,15 +103,17 @@ History = tuple[BatchRecord, ...]
 """The batches of one stream in order; at least one."""
 
 
+def lacks_log(root: Path, accepts: str, next_step: str) -> CheckpointUnreadable:
+    """Build the error for a directory without a log of offsets."""
+    problem = f"'{root}' is not a checkpoint of a Spark stream: it has no directory 'offsets'"
+    return CheckpointUnreadable(problem, accepts, next_step)
+
+
 def read_offset_log(root: Path) -> tuple[dict[int, BatchReport], list[str]]:
     """Return the batches of the checkpoint `root` by number, and notes on what was left out."""
     log = root / "offsets"
     if not log.is_dir():
-        raise CheckpointUnreadable(
-            f"'{root}' is not a checkpoint of a Spark stream: it has no directory 'offsets'",
-            "a local directory",
-            _NEXT_STEP,
-        )
+        raise lacks_log(root, "a local directory", _NEXT_STEP)
     numbers = sorted(int(file.name) for file in log.iterdir() if file.name.isdecimal())
     batches, unreadable = read_batches(root, numbers)
     notes = [f"offsets/{number} was passed over: {why}" for number, why in unreadable.items()]

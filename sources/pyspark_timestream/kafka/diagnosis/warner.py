@@ -322,7 +322,7 @@ def warn_about_read(
     blank = StreamOffset("", options.settings(), 1, {})
     now = replace(blank, partitions=partition_offsets)
     # If a partition is cut into several tasks, the end of a task is not the end of its partition.
-    history = () if options.is_cut else (BatchRecord(0, replace(now, bounded=True)),)
+    history = () if options.cuts_partitions else (BatchRecord(0, replace(now, bounded=True)),)
     short = find_short_replays(history) if history else ()
     log_new_warnings(
         (), Warner(options, projection, create_reader).update(blank, now, {}, 0, short)

@@ -22,7 +22,6 @@ from pyspark_timestream.errors import (
     BrokerUnreachable,
     CheckpointMismatch,
     DataLost,
-    SchemaRefused,
 )
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -83,14 +82,14 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     RunContext,
     StreamState,
     find_alignment,
+    find_emitted_cti,
     has_new_import,
-    max_emitted_cti,
 )
 from pyspark_timestream.kafka.offsets.tasks import join_batches
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
 from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
-from pyspark_timestream.kafka.schemas import ReaderSchema
+from pyspark_timestream.kafka.schemas import ReaderSchema, is_accepted
 from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -184,19 +183,11 @@ class StreamDriver:
                     lambda options, side, text: can_read_writer(
                         options, self._projection, side, text
                     ),
-                    self._has_requested_fields,
+                    lambda options: is_accepted(check_schemas, options, self._projection),
                 )
             self._warner = Warner(self._options, self._projection, self._create_reader)
             self._has_schemas = True
         return self._options.readers
-
-    def _has_requested_fields(self, options: KafkaOptions) -> bool:
-        """Return whether the schemas of `options` have all requested fields."""
-        try:
-            check_schemas(options, self._projection)
-        except SchemaRefused:
-            return False
-        return True
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
@@ -397,7 +388,7 @@ class StreamDriver:
             return join_batches(None, {}, end, None)
         previous = self.read_offset(start)
         clocks = self._get_end_states(previous).clocks
-        return join_batches(previous, clocks, end, max_emitted_cti(previous, clocks))
+        return join_batches(previous, clocks, end, find_emitted_cti(previous, clocks))
 
     def note_end(
         self,
@@ -517,25 +508,10 @@ class StreamDriver:
             for partition in ends
             if partition not in last_positions and partition in readable_ends
         ]
-        if not new and not run.new_start and ends == last_positions:
-            # A stream that has caught up has no unread records to lose, so it saves the request.
-            topic_ids, earliest = self._get_topic_ids(readable_ends, fresh=False), last_positions
-            must_ask = False
-        else:
-            ids, earliest = self._broker.identify(readable_ends)
-            topic_ids = self._note_topic_ids(ids)
-            must_ask = not previous.topic_ids.items() >= topic_ids.items()
+        has_caught_up = not new and not run.new_start and ends == last_positions
+        topic_ids, earliest = self._identify(previous, last_positions if has_caught_up else None)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
-        if recreated or must_ask:
-            # The first offsets may be those of the earlier topic.
-            earliest = self._broker.earliest(readable_ends)
-        returned = {
-            partition: previous.missing[partition].end_exclusive
-            for partition in new
-            if partition in previous.missing and partition.topic not in recreated
-        }
-        for partition, position in returned.items():
-            _LOG.warning("%s is there again; going on at offset %d", partition, position)
+        returned = _find_returned(previous, new, recreated)
         positions, losses = reconcile(
             open_positions | returned,
             earliest,
@@ -552,6 +528,27 @@ class StreamDriver:
             if partition in earliest and partition not in returned
         }
         return _Logs({**positions, **ended, **starts}, ends, bool(losses or returned), topic_ids)
+
+    def _identify(
+        self, previous: StreamOffset, caught_up_at: Mapping[Partition, int] | None
+    ) -> tuple[Mapping[str, str], Mapping[Partition, int]]:
+        """Return the ids of the topics, and the first offsets of their partitions.
+
+        A stream that has caught up, at the positions `caught_up_at`, has no unread records to lose,
+        so it saves the request.
+        """
+        readable_ends = self._ends.readable_ends
+        if caught_up_at is not None:
+            topic_ids, earliest = self._get_topic_ids(readable_ends, fresh=False), caught_up_at
+            has_new_ids = bool(recreated_topics(previous.topic_ids, topic_ids))
+        else:
+            ids, earliest = self._broker.identify(readable_ends)
+            topic_ids = self._note_topic_ids(ids)
+            has_new_ids = not previous.topic_ids.items() >= topic_ids.items()
+        if has_new_ids:
+            # The first offsets may be those of the earlier topic.
+            earliest = self._broker.earliest(readable_ends)
+        return topic_ids, earliest
 
     def _watch_idle(
         self,
@@ -655,6 +652,20 @@ class StreamDriver:
             # Other records have these offsets now.
             return lose_clock(options, offset, offset_range)
         return read_again(options, offset, offset_range, self._create_reader)
+
+
+def _find_returned(
+    previous: StreamOffset, new: Iterable[Partition], recreated: Set[str]
+) -> dict[Partition, int]:
+    """Return the positions of the partitions that were missing and are there again."""
+    returned = {
+        partition: previous.missing[partition].end_exclusive
+        for partition in new
+        if partition in previous.missing and partition.topic not in recreated
+    }
+    for partition, position in returned.items():
+        _LOG.warning("%s is there again; going on at offset %d", partition, position)
+    return returned
 
 
 def _name_topics(topics: Iterable[str]) -> str:

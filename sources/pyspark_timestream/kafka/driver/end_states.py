@@ -182,7 +182,7 @@ def load_end_states(
     Raises:
         DataLost: no task committed a clock, and its records are gone.
     """
-    if options.is_cut:
+    if options.cuts_partitions:
         # No task sees a whole partition, so none has its clock. Cutting is only allowed without
         # CTIs, so the clock would hold nothing but counts.
         return copy_start_states(offset)

@@ -40,8 +40,8 @@ from pyspark_timestream.kafka.offsets.positions import (
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     find_caught_up,
-    idle_partitions,
-    newly_idle,
+    find_idle,
+    find_newly_idle,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
@@ -99,7 +99,7 @@ class IdleTracker:
         ]
         since_us = find_caught_up(self._since_us, caught_up, now_us, self._troubled(broker))
         self._troubles = broker.trouble_count
-        to_check = set(newly_idle(since_us, idle, self._timeout_us, now_us))
+        to_check = set(find_newly_idle(since_us, idle, self._timeout_us, now_us))
         if (
             self._timeout_us is not None
             and now_us - self._transactions_checked_at_us >= _TRANSACTION_CHECK_INTERVAL_US
@@ -265,7 +265,7 @@ class CtiImporter:
         since_us = self._idle_tracker.update(
             self._broker, topic.positions, readable_ends, was_idle, now_us
         )
-        idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
+        idle = find_idle(since_us, was_idle, self._options.idle_timeout_us, now_us)
         partitions = {}
         for partition, progress in topic.partitions.items():
             if partition in was_idle - idle and topic.cti_us is not None:

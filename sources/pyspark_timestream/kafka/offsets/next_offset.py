@@ -32,8 +32,8 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     advance_by_clock,
     align_ends,
     find_alignment,
-    idle_partitions,
-    max_emitted_cti,
+    find_emitted_cti,
+    find_idle,
 )
 from pyspark_timestream.kafka.offsets.tasks import (
     note_change_points,
@@ -75,7 +75,7 @@ def plan_next_offset(
     Raises:
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
     """
-    emitted_us = max_emitted_cti(state.previous, state.clocks)
+    emitted_us = find_emitted_cti(state.previous, state.clocks)
     state = _end_run_at(state, state.previous.cti_us)
     planned = carry_over(state)
     planned = _begin_batch(state, planned)
@@ -187,7 +187,7 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
     snapshot = state.snapshot
     was_idle = {partition for partition in planned.partitions if state.was_idle(partition)}
     timeout_us = state.run.idle_timeout_us
-    idle = idle_partitions(snapshot.caught_up_since_us, was_idle, timeout_us, snapshot.now_us)
+    idle = find_idle(snapshot.caught_up_since_us, was_idle, timeout_us, snapshot.now_us)
 
     def set_idle(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
         is_idle = partition in idle

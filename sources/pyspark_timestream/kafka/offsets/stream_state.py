@@ -171,7 +171,7 @@ def has_new_import(previous: StreamOffset, imported: ImportedTopic | None) -> bo
     return now_us is not None and now_us != before_us and not previous.final
 
 
-def max_emitted_cti(
+def find_emitted_cti(
     previous: StreamOffset, clocks: Mapping[Partition, PartitionClock]
 ) -> int | None:
     """Return the greatest CTI row emitted up to the end of the batch `previous`.
@@ -220,7 +220,7 @@ def find_caught_up(
     return {partition: min(before.get(partition, now_us), now_us) for partition in caught_up}
 
 
-def newly_idle(
+def find_newly_idle(
     since_us: CaughtUpSince, idle: Set[Partition], timeout_us: int | None, now_us: int
 ) -> frozenset[Partition]:
     """Return the partitions that have been caught up for the timeout but are not idle yet."""
@@ -230,7 +230,7 @@ def newly_idle(
     return frozenset(ripe) - idle
 
 
-def idle_partitions(
+def find_idle(
     since_us: CaughtUpSince, idle: Set[Partition], timeout_us: int | None, now_us: int
 ) -> frozenset[Partition]:
     """Return the partitions that are idle now.
@@ -238,7 +238,7 @@ def idle_partitions(
     An idle partition stays idle while it is caught up; after a restart and in a bounded run it need
     not wait for the timeout again. Others become idle after the timeout.
     """
-    return (frozenset(since_us) & idle) | newly_idle(since_us, idle, timeout_us, now_us)
+    return (frozenset(since_us) & idle) | find_newly_idle(since_us, idle, timeout_us, now_us)
 
 
 def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) -> int | None:

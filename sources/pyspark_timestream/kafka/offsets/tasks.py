@@ -234,7 +234,7 @@ def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:
 
 def plan_stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskPlan]:
     """Return the tasks of the batch `offset`, with partitions cut if the options ask for it."""
-    if not options.is_cut:
+    if not options.cuts_partitions:
         return plan_tasks(offset)
     pieces = cut_ranges(offset.ranges(), options.min_partitions, options.max_records)
     return [TaskPlan((TaskRange(piece, PartitionClock()),)) for piece in pieces]

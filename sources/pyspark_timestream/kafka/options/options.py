@@ -423,7 +423,7 @@ class KafkaOptions(PayloadOptions):
         return self.change_from if isinstance(self.change_from, int) else None
 
     @property
-    def is_cut(self) -> bool:
+    def cuts_partitions(self) -> bool:
         """True if several tasks may read one partition."""
         return self.min_partitions is not None or self.max_records is not None
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from timestream.commands_watch import running, write
+from timestream.commands_watch import look, running, write
 from timestream.histories import NOON, SECOND, history, share, state
 
 from pyspark_timestream.commands.watch import follow
@@ -37,9 +37,9 @@ def test_a_checkpoint_that_is_read_as_it_grows_is_shown_as_one_that_is_read_at_o
     grown, last = CheckpointFollower(str(root)), 0
     for step in steps:
         write(root, moments[last : last + step])
-        view = grown.look(NOON)
+        view = look(grown, NOON)
         last += step
-    assert view == CheckpointFollower(str(root)).look(NOON)
+    assert view == look(CheckpointFollower(str(root)), NOON)
     assert [each.number for each in view.triggers] == list(range(last))
     assert {each.finished_us - each.planned_us for each in view.triggers} == {SECOND // 2}
 
@@ -47,7 +47,7 @@ def test_a_checkpoint_that_is_read_as_it_grows_is_shown_as_one_that_is_read_at_o
 def test_what_holds_back_comes_first_and_idle_partitions_last(tmp_path):
     shares = [share(state(9)), share(state(1)), share(state(4)), share(state(2), idle=True)]
     write(tmp_path, history(shares, shares))
-    (stream,) = CheckpointFollower(str(tmp_path)).look(NOON).streams
+    (stream,) = look(CheckpointFollower(str(tmp_path)), NOON).streams
     ranked = rank_partitions(stream.explanation.partitions)
     assert [fact.partition.number for fact in ranked] == [1, 2, 0, 3]
     assert ranked[0].is_cause
@@ -55,7 +55,7 @@ def test_what_holds_back_comes_first_and_idle_partitions_last(tmp_path):
 
 def test_late_rows_are_counted_and_the_offsets_are_named_in_which_they_were(tmp_path):
     write(tmp_path, running(4, late=3))
-    (stream,) = CheckpointFollower(str(tmp_path)).look(NOON).streams
+    (stream,) = look(CheckpointFollower(str(tmp_path)), NOON).streams
     assert (stream.counts["dropped"], stream.counts["events"]) == (9, 60)
     newest = stream.cases[0]
     assert (newest.counter, newest.counted, newest.start, newest.end, newest.batch) == (
@@ -65,7 +65,7 @@ def test_late_rows_are_counted_and_the_offsets_are_named_in_which_they_were(tmp_
 
 def test_counts_are_of_the_last_minute_of_batches(tmp_path):
     write(tmp_path, running(90))
-    (stream,) = CheckpointFollower(str(tmp_path)).look(NOON).streams
+    (stream,) = look(CheckpointFollower(str(tmp_path)), NOON).streams
     assert stream.counts["events"] == 2 * 10 * 60
 
 
@@ -92,10 +92,10 @@ def test_the_status_says_what_a_checkpoint_can_know(finished, now_s, runs, statu
 def test_a_query_that_plans_nothing_while_records_wait_has_stopped(tmp_path):
     write(tmp_path, running(2))
     follower = CheckpointFollower(str(tmp_path))
-    follower.look(NOON)
+    look(follower, NOON)
     part = follower.log.partitions[0]
     follower.log.ends[part] = 1_000
-    view = follower.look(NOON + 60 * SECOND)
+    view = look(follower, NOON + 60 * SECOND)
     assert view.status == "stopped"
     assert view.streams[0].waiting == {part: 980}
 
@@ -104,7 +104,7 @@ def test_a_final_cti_is_the_end_and_no_point_of_the_scale(tmp_path):
     done = state(5, events=20)
     end = [share(replace(done, cti_us=FINAL_US))]
     write(tmp_path, history([share(done)], end, final=True))
-    view = CheckpointFollower(str(tmp_path)).look(NOON + 60 * SECOND)
+    view = look(CheckpointFollower(str(tmp_path)), NOON + 60 * SECOND)
     assert view.streams[0].is_final
     assert view.status == "stopped"
 
@@ -116,28 +116,28 @@ def test_a_checkpoint_that_is_restored_from_a_copy_is_read_anew(tmp_path):
     shutil.copytree(root, copy)
     follower = CheckpointFollower(str(root))
     write(root, moments[3:])
-    assert len(follower.look(NOON).triggers) == 8
+    assert len(look(follower, NOON).triggers) == 8
     shutil.rmtree(root)
     shutil.copytree(copy, root)
-    assert follower.look(NOON) == CheckpointFollower(str(root)).look(NOON)
-    assert len(follower.look(NOON).triggers) == 3
+    assert look(follower, NOON) == look(CheckpointFollower(str(root)), NOON)
+    assert len(look(follower, NOON).triggers) == 3
 
 
 def test_a_checkpoint_that_vanishes_is_said_to_and_what_was_known_stays(tmp_path):
     root = tmp_path / "c"
     follower = CheckpointFollower(str(root))
-    before = follower.look(NOON)
+    before = look(follower, NOON)
     assert before.status == "unknown"
     assert "has no directory 'offsets'" in before.detail
     write(root, running(2))
-    assert follower.look(NOON).status in ("runs", "quiet")
+    assert look(follower, NOON).status in ("runs", "quiet")
     shutil.rmtree(root)
-    gone = follower.look(NOON)
+    gone = look(follower, NOON)
     assert gone.status == "unknown"
     assert len(gone.triggers) == 2
     assert gone.streams
     write(root, running(3))
-    assert len(follower.look(NOON).triggers) == 3
+    assert len(look(follower, NOON).triggers) == 3
 
 
 def test_a_torn_entry_is_named_and_read_when_it_is_whole(tmp_path):
@@ -148,11 +148,11 @@ def test_a_torn_entry_is_named_and_read_when_it_is_whole(tmp_path):
     torn.write_text(whole[:40])
     os.utime(torn, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     follower = CheckpointFollower(str(tmp_path))
-    view = follower.look(NOON)
+    view = look(follower, NOON)
     assert view.notes[0].startswith("offsets/2 cannot be read")
     assert len(view.triggers) == 2
     torn.write_text(whole)
-    view = follower.look(NOON)
+    view = look(follower, NOON)
     assert view.notes == ()
     assert len(view.triggers) == 3
 
@@ -161,11 +161,11 @@ def test_entries_that_spark_has_removed_leave_their_point_of_the_curve(tmp_path)
     moments = running(12)
     write(tmp_path, moments[:6])
     follower = CheckpointFollower(str(tmp_path))
-    follower.look(NOON)
+    look(follower, NOON)
     write(tmp_path, moments[6:])
     for number in range(5):
         (tmp_path / "offsets" / str(number)).unlink()
-    (stream,) = follower.look(NOON).streams
+    (stream,) = look(follower, NOON).streams
     assert [point.planned_us for point in stream.curve] == [m.planned_us for m in moments]
 
 
@@ -175,10 +175,10 @@ def test_an_entry_between_others_that_becomes_whole_takes_its_place(tmp_path):
     whole = torn.read_text()
     torn.write_text(whole[:40])
     follower = CheckpointFollower(str(tmp_path))
-    assert [each.number for each in follower.look(NOON).triggers] == [0, 1, 2, 4, 5]
+    assert [each.number for each in look(follower, NOON).triggers] == [0, 1, 2, 4, 5]
     torn.write_text(whole)
-    assert follower.look(NOON) == CheckpointFollower(str(tmp_path)).look(NOON)
-    assert [each.number for each in follower.look(NOON).triggers] == list(range(6))
+    assert look(follower, NOON) == look(CheckpointFollower(str(tmp_path)), NOON)
+    assert [each.number for each in look(follower, NOON).triggers] == list(range(6))
 
 
 def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monkeypatch):
@@ -188,7 +188,7 @@ def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monke
     moments = running(160, late=1)
     write(tmp_path, moments[:150])
     follower = CheckpointFollower(str(tmp_path))
-    view = follower.look(NOON)
+    view = look(follower, NOON)
     assert [each.number for each in view.triggers] == list(range(140, 150))
     (stream,) = view.streams
     assert set(stream.curve) <= {CtiPoint(m.planned_us, m.offset.cti_us) for m in moments}
@@ -196,7 +196,7 @@ def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monke
     assert list(stream.curve) == sorted(stream.curve)
     assert 30 <= len(stream.curve) <= 50
     write(tmp_path, moments[150:])
-    (grown,) = follower.look(NOON).streams
+    (grown,) = look(follower, NOON).streams
     assert grown.curve == (
         *stream.curve,
         *(CtiPoint(m.planned_us, m.offset.cti_us) for m in moments[150:]),
@@ -206,7 +206,7 @@ def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monke
 def test_large_entries_are_read_in_full_only_as_many_as_are_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "MAX_BYTES", 0)
     write(tmp_path, running(60))
-    view = CheckpointFollower(str(tmp_path)).look(NOON)
+    view = look(CheckpointFollower(str(tmp_path)), NOON)
     assert [each.number for each in view.triggers] == list(range(40, 60))
     assert [each.planned_us for each in view.streams[0].curve] == [
         NOON + n * SECOND for n in range(60)
@@ -267,7 +267,7 @@ def test_random_garbage_in_a_checkpoint_is_a_note_and_never_an_end(tmp_path):
         for _ in range(chance.randrange(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         path.write_bytes(bytes(data))
-        view = follower.look(NOON)
+        view = look(follower, NOON)
         assert view.status in ("runs", "quiet", "works", "stopped", "unknown")
         write(tmp_path, running(4))
 
@@ -339,7 +339,7 @@ def test_whatever_becomes_of_a_checkpoint_is_shown_and_its_return_is_followed(
     shutil.copytree(whole, root)
     assert look_at_all(follower) == right
     write(root, running(6))
-    assert [each.number for each in follower.look(NOON).triggers] == list(range(6))
+    assert [each.number for each in look(follower, NOON).triggers] == list(range(6))
 
 
 @pytest.mark.parametrize("kind", ["emptied", "away"])
@@ -349,11 +349,11 @@ def test_a_log_that_showed_nothing_once_is_neither_mixed_with_the_next_one_nor_r
     messages = running(8)
     write(tmp_path, messages)
     follower = CheckpointFollower(str(tmp_path))
-    follower.look(NOON)
+    look(follower, NOON)
     if kind == "emptied":
         for file in [*(tmp_path / "offsets").iterdir(), *(tmp_path / "commits").iterdir()]:
             file.unlink()
-        follower.look(NOON)
+        look(follower, NOON)
         write(tmp_path, messages[:3])
     else:
         real = os.stat
@@ -366,4 +366,4 @@ def test_a_log_that_showed_nothing_once_is_neither_mixed_with_the_next_one_nor_r
         with monkeypatch.context() as broken:
             broken.setattr(os, "stat", fail)
             follower.read()
-    assert follower.look(NOON) == CheckpointFollower(str(tmp_path)).look(NOON)
+    assert look(follower, NOON) == look(CheckpointFollower(str(tmp_path)), NOON)

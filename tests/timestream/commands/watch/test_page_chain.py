@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import NAMES
-from timestream.commands_watch import view_of
+from timestream.commands_watch import look, view_of
 from timestream.histories import NOON, SECOND, share, state
 
 from pyspark_timestream.commands.watch.command import StoreReader, format_text, to_json
@@ -169,16 +169,16 @@ def test_a_checkpoint_tells_what_its_query_reads_and_writes(tmp_path):
     position = {"store": "id1", "commit": 3, "cti": NOON, "began": 0, "version": 1}
     (tmp_path / "offsets" / "0").write_text("\n".join(["v1", note, json.dumps(position)]))
     follower = CheckpointFollower(str(tmp_path))
-    assert follower.look(NOON).links == QueryEnds((("id1", NOON),))
-    assert follower.look(NOON).notes == ()
+    assert look(follower, NOON).links == QueryEnds((("id1", NOON),))
+    assert look(follower, NOON).notes == ()
     noted = {"id": "id2", "location": "/days", "batches": [], "version": 1}
     (tmp_path / "sinks" / "tseries.json").write_text(json.dumps(noted))
     note_written_topic(tmp_path, "daily")
-    links = follower.look(NOON).links
+    links = look(follower, NOON).links
     assert (links.store, links.topic) == (("id2", "/days"), "daily")
     (tmp_path / "sinks" / "tseries.json").write_text('{"id": ')
     (tmp_path / "sinks" / "timestream.json").write_text("[]")
-    links = follower.look(NOON).links
+    links = look(follower, NOON).links
     assert (links.store, links.topic) == (None, None)
 
 

@@ -4,8 +4,8 @@ from timestream.builders import at
 
 from pyspark_timestream.kafka.offsets.stream_state import (
     find_caught_up,
-    idle_partitions,
-    newly_idle,
+    find_idle,
+    find_newly_idle,
 )
 
 A, B, C = at(0), at(1), at(2)
@@ -25,11 +25,11 @@ def test_quiet_time_starts_again_if_the_clock_is_set_back():
 
 def test_partition_becomes_newly_idle_once_after_the_timeout():
     since = {A: 5, B: 6, C: 1}
-    assert newly_idle(since, {C}, 4, 9) == {A}
-    assert newly_idle(since, set(), 4, 8) == {C}
-    assert newly_idle(since, set(), None, 10**18) == frozenset()
+    assert find_newly_idle(since, {C}, 4, 9) == {A}
+    assert find_newly_idle(since, set(), 4, 8) == {C}
+    assert find_newly_idle(since, set(), None, 10**18) == frozenset()
 
 
 def test_idle_partition_stays_idle_while_quiet_at_any_timeout():
-    assert idle_partitions({A: 5, B: 6}, {A, C}, None, 9) == {A}
-    assert idle_partitions({A: 9, B: 5}, {A, C}, 4, 9) == {A, B}
+    assert find_idle({A: 5, B: 6}, {A, C}, None, 9) == {A}
+    assert find_idle({A: 9, B: 5}, {A, C}, 4, 9) == {A, B}

@@ -12,7 +12,7 @@ from timestream.stream_world import World, act, drain, steps, times
 
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.offsets.stream_state import max_emitted_cti
+from pyspark_timestream.kafka.offsets.stream_state import find_emitted_cti
 from pyspark_timestream.kafka.offsets.tasks import join_batches, note_forced_cti, note_restart_point
 from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -42,7 +42,7 @@ def join(world, first, last):
     if start is None:
         return world.rows(join_batches(None, {}, end, None)), None
     clocks = {partition: world.state_after(start, partition) for partition in start.partitions}
-    emitted_us = max_emitted_cti(start, clocks)
+    emitted_us = find_emitted_cti(start, clocks)
     tasks = world.rows(join_batches(start, clocks, end, emitted_us))
     return tasks, None if emitted_us is None else emitted_us // 1000
 

@@ -205,7 +205,7 @@ def test_without_more_than_a_topic_the_defaults_are_sparks_and_the_rules():
     assert (given.starting_timestamp_ms, given.starting_timestamps_ms) == (None, None)
     assert (given.starting_strategy, given.ending_offsets) == ("error", LATEST)
     assert (given.min_offsets, given.max_delay_us) == (None, 15 * 60 * 1_000_000)
-    assert (given.is_cut, given.is_ordered) == (False, False)
+    assert (given.cuts_partitions, given.is_ordered) == (False, False)
     assert (given.retries, given.retry_interval_ms) == (3, 10)
     assert (given.value_format, given.parse_mode) == ("binary", "PERMISSIVE")
     assert (given.start_time, given.time_unit) == (TimeFrom("timestamp"), "ms")

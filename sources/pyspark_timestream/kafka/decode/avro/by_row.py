@@ -51,6 +51,7 @@ from pyspark_timestream.kafka.decode.records import (
     split_pieces,
     to_mask,
 )
+from pyspark_timestream.kafka.schemas import is_accepted
 
 _MAX_DEPTH: Final = 100
 """The maximum nesting of records where the writer's schema has a type that contains itself."""
@@ -369,11 +370,7 @@ def read_avro(
 
 def can_read_avro(readers: tuple[AvroReader, ...], requested: RequestedFields, writer: str) -> bool:
     """Return whether payloads of a writer's schema can be read."""
-    try:
-        _build_codec(readers, requested, writer)
-    except SchemaRefused:
-        return False
-    return True
+    return is_accepted(_build_codec, readers, requested, writer)
 
 
 def _find_names(
