@@ -11,7 +11,7 @@ import yaml
 from documents import read, section
 
 import pyspark_timestream
-from pyspark_timestream.demo.broker import KAFKA_VERSION, broker_properties
+from pyspark_timestream.demo.broker import KAFKA_VERSION, list_broker_properties
 
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -68,7 +68,7 @@ def test_ci_tests_the_pythons_of_the_classifiers_and_both_sparks() -> None:
 def test_the_service_container_is_the_broker_of_the_tests() -> None:
     kafka = jobs("ci.yml")["integration"]["services"]["kafka"]
     assert kafka["image"] == f"apache/kafka:{KAFKA_VERSION}"
-    properties = broker_properties(":9092", "127.0.0.1:9092", ":9093", "localhost:9093")
+    properties = list_broker_properties(":9092", "127.0.0.1:9092", ":9093", "localhost:9093")
     named = {"KAFKA_" + key.upper().replace(".", "_"): each for key, each in properties.items()}
     assert {key: each for key, each in kafka["env"].items() if key != "CLUSTER_ID"} == named
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from neighbours.tally import Tally
-from pyspark_timestream.kafka.client.consumer import consumer_config
+from pyspark_timestream.kafka.client.consumer import build_consumer_config
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -57,7 +57,7 @@ class Topic(NamedTuple):
 
 def settings(topic: Topic) -> dict[str, Any]:
     """The transport's settings of librdkafka, for a consumer that is told its positions."""
-    given = consumer_config(_options(topic), _GROUP)
+    given = build_consumer_config(_options(topic), _GROUP)
     return given | {"enable.partition.eof": False, "auto.offset.reset": "earliest"}
 
 

@@ -16,7 +16,7 @@ from documents import blocks
 from process_session import answers, ends
 
 from pyspark_timestream.demo.command import ADDRESS
-from pyspark_timestream.demo.orphans import processes_of
+from pyspark_timestream.demo.orphans import find_processes
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -46,7 +46,7 @@ def test_readme_example_beside_the_demo_prints_readmes_result(tmp_path: Path) ->
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 0
     assert not answers(address)
-    assert not list(processes_of(tmp_path))
+    assert not list(find_processes(tmp_path))
     assert not list(tmp_path.glob("timestream-demo-*"))
 
 
@@ -56,7 +56,7 @@ def test_demo_that_is_killed_leaves_no_broker(tmp_path: Path) -> None:
         assert answers(address)
         os.killpg(process.pid, signal.SIGKILL)
     assert ends(lambda: answers(address))
-    assert ends(lambda: list(processes_of(tmp_path)) or list(tmp_path.glob("timestream-demo-*")))
+    assert ends(lambda: list(find_processes(tmp_path)) or list(tmp_path.glob("timestream-demo-*")))
 
 
 @pytest.mark.soak

@@ -492,64 +492,27 @@ def draw_lane(
     """
     left, width = ends
     shapes = [
-        svg(
-            "rect",
-            class_="rail",
-            x=left,
-            y=top + 6,
-            width=width,
-            height=4,
-            rx=2,
-            fill="currentColor",
-            fill_opacity=0.15,
-        )
-    ]
+        svg("rect", class_="rail", x=left, y=top + 6, width=width, height=4, rx=2,
+            fill="currentColor", fill_opacity=0.15)
+    ]  # fmt: skip
     if cti_us is not None:
         unit = "%" if width.endswith("%") else ""
         size = float(to_x(cti_us).removesuffix("%")) - float(left.removesuffix("%"))
-        title = svg("title", f"CTI {format_time(cti_us)}")
         shapes.append(
-            svg(
-                "rect",
-                "",
-                title,
-                class_="bar",
-                x=left,
-                y=top + 4,
-                width=f"{format_pixel(size)}{unit}",
-                height=8,
-                rx=2,
-                fill=COLOURS[is_cause],
-            )
-        )
+            svg("rect", "", svg("title", f"CTI {format_time(cti_us)}"), class_="bar", x=left,
+                y=top + 4, width=f"{format_pixel(size)}{unit}", height=8, rx=2,
+                fill=COLOURS[is_cause])
+        )  # fmt: skip
     if last_us is not None:
-        title = svg("title", f"newest event {format_time(last_us)}")
         shapes.append(
-            svg(
-                "circle",
-                "",
-                title,
-                class_="event",
-                cx=to_x(last_us),
-                cy=top + 8,
-                r=4,
-                fill="none",
-                stroke="currentColor",
-                stroke_width=2,
-            )
-        )
+            svg("circle", "", svg("title", f"newest event {format_time(last_us)}"), class_="event",
+                cx=to_x(last_us), cy=top + 8, r=4, fill="none", stroke="currentColor",
+                stroke_width=2)
+        )  # fmt: skip
     if stream_us is not None and stream_us < FINAL_US:
         x = to_x(stream_us)
         shapes.append(
-            svg(
-                "line",
-                class_="stream-cti",
-                x1=x,
-                x2=x,
-                y1=top - 3,
-                y2=top + 19,
-                stroke="currentColor",
-                stroke_dasharray="3 2",
-            )
-        )
+            svg("line", class_="stream-cti", x1=x, x2=x, y1=top - 3, y2=top + 19,
+                stroke="currentColor", stroke_dasharray="3 2")
+        )  # fmt: skip
     return "".join(shapes)

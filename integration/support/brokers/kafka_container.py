@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka_image import image_to_run
 
-from pyspark_timestream.demo.broker import broker_properties, free_port
+from pyspark_timestream.demo.broker import free_port, list_broker_properties
 from pyspark_timestream.demo.orphans import OrphanWatch
 
 # The reaper is one more image to pull; the container is removed by `close`.
@@ -64,7 +64,7 @@ def broker_environment(port: int, has_bridge: bool) -> dict[str, str]:
     bootstrap = f"127.0.0.1:{port}"
     controller = "localhost:9093" if has_bridge else f"127.0.0.1:{free_port()}"
     listen = (f":{port}", ":9093") if has_bridge else (bootstrap, controller)
-    properties = broker_properties(listen[0], bootstrap, listen[1], controller)
+    properties = list_broker_properties(listen[0], bootstrap, listen[1], controller)
     # The image reads KAFKA_FOO_BAR as `foo.bar`.
     return {"CLUSTER_ID": CLUSTER_ID, "KAFKA_HEAP_OPTS": "-Xmx512m"} | {
         "KAFKA_" + name.upper().replace(".", "_"): text for name, text in properties.items()

@@ -276,7 +276,7 @@ _UNUSED: Final[dict[str, tuple[Any, ...]]] = {
 """Keys without effect here -> the values accepted for them."""
 
 
-def read_descriptor(text: str) -> dict[str, Any]:
+def _read_descriptor(text: str) -> dict[str, Any]:
     """Return the options in a descriptor, field -> value; absent and null ones left out.
 
     Args:
@@ -613,7 +613,7 @@ def read_time_options(raw: Mapping[str, str], kafka_options: Collection[str] = (
     remark = "belongs to transport 'kafka' and conflicts with option 'transport' ('time')"
     options = read_options(TimeOptions, raw, foreign=dict.fromkeys(foreign, remark))
     if options.descriptor is not None:
-        carried = read_descriptor(options.descriptor)
+        carried = _read_descriptor(options.descriptor)
         options = dataclasses.replace(options, **carried)
     _check_pace(options)
     if options.zero_us is not None:

@@ -12,7 +12,7 @@ for a CTI at its end, and a row for a CTI after its time. If Spark keeps that ti
 joins, we know only the number of rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -292,32 +292,13 @@ def explain_stream(
 ) -> StreamExplanation:
     """Report on `history`; see `diagnose` for the arguments."""
     last_batch, offset = history[-1], history[-1].offset
-    diagnoses, unread = diagnose(history, failed, outside), count_remaining(history)
+    diagnoses = diagnose(history, failed, outside)
     ranks: dict[Partition, int] = {}
     for rank, diagnosis in enumerate(diagnoses):
         for partition in diagnosis.partitions - diagnosis.well:
             ranks.setdefault(partition, rank)
     named_writers = {pair for diagnosis in diagnoses for pair in diagnosis.writers}
-    ahead_us = max_known(*(clock.cti_us for clock in last_batch.clocks.values()))
-    facts = []
-    for partition, partition_offset in sorted(offset.partitions.items()):
-        clock, size = partition_offset.clock, partition_offset.size
-        behind = None if ahead_us is None or clock.cti_us is None else ahead_us - clock.cti_us
-        facts.append(
-            PartitionFacts(
-                partition=partition,
-                offset=partition_offset.start_inclusive,
-                lag=size + unread[partition] if partition in unread else None,
-                clock=clock,
-                idle=partition_offset.idle,
-                writers=tuple(
-                    WriterFacts(name, writer.mark_us, (partition, name) in named_writers)
-                    for name, writer in clock.writers
-                ),
-                is_cause=partition in ranks,
-                behind_us=behind,
-            )
-        )
+    facts = _list_facts(history, ranks.keys(), named_writers)
     return StreamExplanation(
         topics=tuple(sorted({partition.topic for partition in offset.partitions})),
         batch=offset.number,
@@ -333,6 +314,30 @@ def explain_stream(
         changes=offset.changes,
         waiting_change=offset.unpinned.get("changeFrom"),
     )
+
+
+def _list_facts(
+    history: History, causes: Set[Partition], named_writers: Set[tuple[Partition, str]]
+) -> Iterator[PartitionFacts]:
+    """Yield the facts of each partition; diagnoses name the `causes` and the writers."""
+    last_batch, unread = history[-1], count_remaining(history)
+    ahead_us = max_known(*(clock.cti_us for clock in last_batch.clocks.values()))
+    for partition, partition_offset in sorted(last_batch.offset.partitions.items()):
+        clock, size = partition_offset.clock, partition_offset.size
+        behind_us = None if ahead_us is None or clock.cti_us is None else ahead_us - clock.cti_us
+        yield PartitionFacts(
+            partition=partition,
+            offset=partition_offset.start_inclusive,
+            lag=size + unread[partition] if partition in unread else None,
+            clock=clock,
+            idle=partition_offset.idle,
+            writers=tuple(
+                WriterFacts(name, writer.mark_us, (partition, name) in named_writers)
+                for name, writer in clock.writers
+            ),
+            is_cause=partition in causes,
+            behind_us=behind_us,
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

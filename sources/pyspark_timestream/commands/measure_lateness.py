@@ -37,7 +37,7 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.core.policies import KEEP_ALL
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
+from pyspark_timestream.kafka.decode.payload import find_required_columns, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.offsets.positions import (
     read_end,
@@ -242,12 +242,12 @@ class FollowedPartition:
     last_us: int | None
 
 
-def choose_sampling(offsets: int) -> int:
+def _choose_sampling(offsets: int) -> int:
     """Return N such that the waits of each N-th record are measured.
 
     N is odd, so that the sample includes all phases of an alternation, such as of two producers.
 
-    >>> choose_sampling(999_999), choose_sampling(1_000_000), choose_sampling(100_000_000)
+    >>> _choose_sampling(999_999), _choose_sampling(1_000_000), _choose_sampling(100_000_000)
     (1, 3, 201)
     """
     return offsets // _MAX_SAMPLED | 1
@@ -255,7 +255,7 @@ def choose_sampling(offsets: int) -> int:
 
 def list_columns(options: KafkaOptions) -> ColumnSet:
     """Return the columns to read of each record: those of the clock, and the timestamps."""
-    return required_columns(options, None)._replace(timestamps=True)
+    return find_required_columns(options, None)._replace(timestamps=True)
 
 
 def follow_partition(
@@ -600,25 +600,12 @@ def _find_ranges(
     earliest = broker.earliest(ends)
     starts = read_start(options).resolve(earliest, ends, broker.offsets_at, partitions)
     stops = read_end(options).resolve(earliest, ends, broker.offsets_at, partitions)
-    is_limited = False
+    later_starts: Mapping[Partition, int] = starts
     if last_us is not None:
-        each_newest_ms = (
-            _find_newest_ms(read_range, partition, starts[partition], stops[partition])
-            for partition in sorted(starts)
-        )
-        newest_ms = max((ms for ms in each_newest_ms if ms is not None), default=None)
-        if newest_ms is not None:
-            since_ms = max(newest_ms - -(-last_us // 1_000), 0)
-            offsets = broker.offsets_at(dict.fromkeys(starts, since_ms))
-            for partition, start in starts.items():
-                offset = offsets.get(partition)
-                later = max(
-                    start, stops[partition] if offset is None else min(offset, stops[partition])
-                )
-                is_limited |= later > start
-                starts[partition] = later
+        later_starts = _find_later_starts(broker, read_range, starts, stops, last_us)
     ranges = tuple(
-        OffsetRange(partition, starts[partition], stops[partition]) for partition in sorted(starts)
+        OffsetRange(partition, start, stops[partition])
+        for partition, start in sorted(later_starts.items())
     )
     if not any(offset_range.size > 0 for offset_range in ranges):
         raise OptionError(
@@ -627,7 +614,31 @@ def _find_ranges(
             "a topic with records",
             "write some, or read from an earlier place",
         )
-    return ranges, is_limited
+    return ranges, later_starts != starts
+
+
+def _find_later_starts(
+    broker: "Broker",
+    read_range: ReadRange,
+    starts: Mapping[Partition, int],
+    stops: Mapping[Partition, int],
+    last_us: int,
+) -> Mapping[Partition, int]:
+    """Return the starts, none of them more than `last_us` before the newest record."""
+    each_newest_ms = (
+        _find_newest_ms(read_range, partition, starts[partition], stops[partition])
+        for partition in sorted(starts)
+    )
+    newest_ms = max((ms for ms in each_newest_ms if ms is not None), default=None)
+    if newest_ms is None:
+        return starts
+    since_ms = max(newest_ms - -(-last_us // 1_000), 0)
+    offsets = broker.offsets_at(dict.fromkeys(starts, since_ms))
+    later_starts = {}
+    for partition, start in starts.items():
+        offset, stop = offsets.get(partition), stops[partition]
+        later_starts[partition] = max(start, stop if offset is None else min(offset, stop))
+    return later_starts
 
 
 def _find_newest_ms(
@@ -651,7 +662,7 @@ def _follow(
     ranges: Sequence[OffsetRange],
     read_range: ReadRange,
 ) -> Lateness:
-    sampled_every = choose_sampling(sum(max(offset_range.size, 0) for offset_range in ranges))
+    sampled_every = _choose_sampling(sum(max(offset_range.size, 0) for offset_range in ranges))
     columns = list_columns(options)
     results = tuple(DelayResult(delay_us) for delay_us in delays_us)
     stamps_us: list[int] = []

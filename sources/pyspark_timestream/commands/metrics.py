@@ -339,6 +339,17 @@ def _list_stream(
     yield Sample(STREAM.WARNINGS, (), len(report.get("warnings") or ()))
     for change in report.get("changes") or ():
         yield from _list_change(change)
+    yield from _list_malformed(entries)
+    numbers = _number_partitions(cti_us, ctis, entries)
+    for partition in sorted(numbers.keys() & exported):
+        yield from _list_partition(_name_partition(partition), numbers[partition])
+    others = [numbers[partition] for partition in numbers.keys() - exported]
+    yield Sample(STREAM.AGGREGATED, (), len(others))
+    if others:
+        yield from _list_partition(_name_partition(None), _merge_partitions(others))
+
+
+def _list_malformed(entries: Mapping[Partition, Any]) -> Iterator[Sample]:
     # Include zeros, because an alert watches how a counter grows.
     reasons = Counter(dict.fromkeys(NEXT_STEPS, 0))
     for entry in entries.values():
@@ -346,13 +357,21 @@ def _list_stream(
     del reasons["total"]
     for reason, count in reasons.items():
         yield Sample(STREAM.MALFORMED_VALUES, (("reason", reason),), count)
+
+
+def _number_partitions(
+    cti_us: int | None,
+    ctis: Mapping[Partition, int | None],
+    entries: Mapping[Partition, Any],
+) -> dict[Partition, _Numbers]:
+    """Return the numbers of each partition; the stream waits for the least of the active CTIs."""
     active_ctis = {
         partition: ctis[partition] for partition, entry in entries.items() if not entry["idle"]
     }
-    least = min_cti(active_ctis.values())
+    least, greatest = min_cti(active_ctis.values()), max_known(*ctis.values())
     is_final = cti_us is not None and cti_us >= FINAL_US
     is_waiting = not is_final and (least is None or greatest is None or least < greatest)
-    numbers = {
+    return {
         partition: _Numbers(
             ctis[partition],
             int(entry["lag"]),
@@ -365,12 +384,6 @@ def _list_stream(
         )
         for partition, entry in entries.items()
     }
-    for partition in sorted(numbers.keys() & exported):
-        yield from _list_partition(_name_partition(partition), numbers[partition])
-    others = [numbers[partition] for partition in numbers.keys() - exported]
-    yield Sample(STREAM.AGGREGATED, (), len(others))
-    if others:
-        yield from _list_partition(_name_partition(None), _merge_partitions(others))
 
 
 def _list_change(change: Mapping[str, Any]) -> Iterator[Sample]:

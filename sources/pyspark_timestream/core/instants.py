@@ -99,7 +99,7 @@ _ISO_FORM: Final = re.compile(
 )
 
 
-def match_iso_form(text: str) -> re.Match[str] | None:
+def _match_iso_form(text: str) -> re.Match[str] | None:
     """Return the fields of an ISO-8601 text by name, unchecked; None if it has another form.
 
     The form is extended (`2013-01-01T05:00:00Z`) or basic (`20130101T050000Z`); only the zone may
@@ -122,7 +122,7 @@ def parse_instant(text: str) -> int:
     >>> parse_instant("1970-01-01 01:00:00+01:00")
     0
     """
-    match = match_iso_form(text.strip())
+    match = _match_iso_form(text.strip())
     if match is None:
         raise ValueError(
             f"{text!r} is not an ISO-8601 instant such as 2013-01-01T05:00:00Z or 20130101T050000Z"
@@ -490,7 +490,7 @@ def _match_shape(matrix: Bytes, shape: bytes) -> Mask:
 
 def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask] | None:
     """Read the texts that `alike` marks as having `shape`; None if `shape` is no ISO form."""
-    match = match_iso_form(shape.strip())
+    match = _match_iso_form(shape.strip())
     if match is None:
         return None
     margin = len(shape) - len(shape.lstrip())

@@ -139,16 +139,7 @@ def option(
 ) -> Any:
     """Declare a dataclass field as the option `name`; without a default it is required."""
     spec = OptionSpec(
-        name=name,
-        parser=parser,
-        default=default,
-        description=description,
-        excludes=excludes,
-        needs=needs,
-        effect=effect,
-        may_change=may_change,
-        changes=changes,
-        help=help,
+        name, parser, default, description, excludes, needs, effect, may_change, changes, help
     )
     return dataclasses.field(default=default, metadata={_KEY: spec})
 
@@ -177,7 +168,6 @@ def read_options(
     options_class: type[T],
     raw: Mapping[str, str],
     *,
-    injected: frozenset[str] = SPARK_INJECTED,
     foreign: Mapping[str, str] | None = None,
     prefixes: Iterable[str] = (),
     settings: Sequence[str] = (),
@@ -187,7 +177,6 @@ def read_options(
     Args:
         options_class: a frozen dataclass of `option(...)` fields.
         raw: option name in any case -> text.
-        injected: lower-cased names to ignore.
         foreign: name that belongs elsewhere -> the place, in words for the error.
         prefixes: lower-cased prefixes of names that are read elsewhere.
         settings: names of client settings with their prefixes, for the error about an unknown
@@ -202,7 +191,7 @@ def read_options(
     declared = option_specs(options_class)
     by_key = {spec.name.lower(): field for field, spec in declared.items()}
     own_texts = {key: value for key, value in texts.items() if not key.startswith(tuple(prefixes))}
-    _refuse_unknown(own_texts, declared.values(), injected, foreign or {}, settings)
+    _refuse_unknown(own_texts, declared.values(), foreign or {}, settings)
     values = {
         by_key[key]: _parse(declared[by_key[key]], value)
         for key, value in texts.items()
@@ -216,14 +205,13 @@ def read_options(
 def _refuse_unknown(
     texts: Mapping[str, str],
     declared: Iterable[OptionSpec],
-    injected: frozenset[str],
     foreign: Mapping[str, str],
     settings: Sequence[str],
 ) -> None:
     names = {spec.name.lower(): spec.name for spec in declared}
     elsewhere = {name.lower(): (name, remark) for name, remark in foreign.items()}
     for key, value in texts.items():
-        if key in names or key in injected:
+        if key in names or key in SPARK_INJECTED:
             continue
         if key in elsewhere:
             name, remark = elsewhere[key]

@@ -50,7 +50,7 @@ def find_worker_command(environment: Mapping[str, str]) -> tuple[str, str]:
     return _DEFAULT_COMMAND, "PATH"
 
 
-def is_this_interpreter(environment: Mapping[str, str]) -> bool:
+def _is_this_interpreter(environment: Mapping[str, str]) -> bool:
     """Return whether a JVM in this environment starts workers with the running interpreter."""
     command, _ = find_worker_command(environment)
     path = shutil.which(command, path=environment.get("PATH", os.defpath))
@@ -290,7 +290,7 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     environment = _get_environment(jvm)
     if fault := find_interpreter_fault(environment):
         raise WrongInterpreter(fault, next_step=_suggest_next_step(environment, jvm is not None))
-    if jvm is None and _is_local(builder) and is_this_interpreter(environment):
+    if jvm is None and _is_local(builder) and _is_this_interpreter(environment):
         use_installed_pyspark(os.environ)
     started = SparkConf() if jvm is not None else None
     return _configure(builder, [e for e in SETTINGS if not (started and started.contains(e.name))])
@@ -329,7 +329,7 @@ def _is_for_server(builder: SparkSession.Builder) -> bool:
     return has_channel or str(url).startswith(_SERVER_SCHEME)
 
 
-def is_connect_client() -> bool:
+def _is_connect_client() -> bool:
     """Return whether this process talks to a Spark Connect server in an unknown environment."""
     url = os.environ.get("SPARK_REMOTE", "")
     return (is_remote() or url.startswith(_SERVER_SCHEME)) and _get_running_jvm() is None
@@ -337,7 +337,7 @@ def is_connect_client() -> bool:
 
 def warn_of_interpreter(stacklevel: int) -> None:
     """Warn if Spark would not find these formats."""
-    if is_connect_client():
+    if _is_connect_client():
         return
     jvm = _get_running_jvm()
     environment = _get_environment(jvm)
@@ -353,7 +353,7 @@ def warn_of_interpreter(stacklevel: int) -> None:
 
 def explain_missing_format(name: str) -> str:
     """Explain why Spark has not found the format `name`, with the next step."""
-    if is_connect_client():
+    if _is_connect_client():
         return compose_message(
             f"format '{name}' was not found: it is looked up by the Spark Connect server, with the "
             "Python that PYSPARK_PYTHON names there",

@@ -41,7 +41,9 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
-def broker_properties(listen: str, advertise: str, controller: str, voter: str) -> dict[str, str]:
+def list_broker_properties(
+    listen: str, advertise: str, controller: str, voter: str
+) -> dict[str, str]:
     """Return the settings of a broker that is a cluster by itself."""
     return {
         "process.roles": "broker,controller",
@@ -97,13 +99,13 @@ def find_java() -> str:
     except (OSError, subprocess.CalledProcessError):
         missing = f"JAVA_HOME is {home}, which has no working bin/java" if home else "no Java here"
         raise NoDemo(f"{missing}; {_ADVICE}") from None
-    version = java_version(printed)
+    version = read_java_version(printed)
     if version < _MIN_VERSION:
         raise NoDemo(f"{java} is Java {version}; {_ADVICE}")
     return str(java)
 
 
-def java_version(printed: str) -> int:
+def read_java_version(printed: str) -> int:
     """Return the major version in what `java -version` prints: 8 for "1.8.0", 0 without one."""
     version = re.search(r'version "(?:1\.)?(\d+)', printed)
     return int(version[1]) if version else 0
@@ -125,7 +127,7 @@ _IVY_FILE: Final = f"""<ivy-module version="2.0">
 """
 
 
-def user_cache() -> Path:
+def find_user_cache() -> Path:
     """Return the directory of this user's cache that the demo keeps Kafka in."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "timestream"
 
@@ -229,7 +231,7 @@ class KafkaProcess:
         # Start the watch before anything else, so that a kill at any moment leaves nothing behind.
         self._watch = OrphanWatch(end_command(directory))
         voter = f"127.0.0.1:{controller}"
-        properties = broker_properties(self.bootstrap, self.bootstrap, voter, voter)
+        properties = list_broker_properties(self.bootstrap, self.bootstrap, voter, voter)
         properties["log.dirs"] = str(directory / "data")
         try:
             self._format(properties, _random_id())

@@ -20,9 +20,9 @@ from pyspark_timestream.demo.broker import (
     create_topics,
     fetch_jars,
     find_java,
+    find_user_cache,
     free_port,
     has_jars,
-    user_cache,
     wait_for_broker,
 )
 from pyspark_timestream.demo.data import (
@@ -207,7 +207,7 @@ def _broker(port: int) -> Iterator[KafkaProcess]:
 def _create_broker(port: int) -> KafkaProcess:
     # Spark needs Java, too: check before anything is fetched.
     java = find_java()
-    cache = user_cache()
+    cache = find_user_cache()
     if not has_jars(cache):
         with show_progress(
             f"Fetching Kafka {KAFKA_VERSION} from Maven Central (once, 44 MB)", 40

@@ -12,7 +12,7 @@ import base64
 import json
 import lzma
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -257,14 +257,14 @@ def _make_stop(minute: int, station: str, boarded: int) -> DemoRecord:
 _MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 
 
-def answer_get(path: str, subjects: Sequence[Subject] = SUBJECTS) -> Any:
+def answer_get(path: str) -> Any:
     """Return the answer to a GET of `path`; None if nothing is there."""
     url = urlsplit(path)
     is_serialized = parse_qs(url.query).get("format") == ["serialized"]
-    ids = dict(enumerate(subjects, 1))
+    ids = dict(enumerate(SUBJECTS, 1))
     match [unquote(segment) for segment in url.path.strip("/").split("/")]:
         case ["subjects"]:
-            return sorted({subject.name for subject in subjects})
+            return sorted({subject.name for subject in SUBJECTS})
         case ["subjects", name, "versions"]:
             return [*range(1, len(_list_ids(ids, name)) + 1)] or None
         case ["subjects", name, "versions", version]:
@@ -278,7 +278,7 @@ def answer_get(path: str, subjects: Sequence[Subject] = SUBJECTS) -> Any:
         case ["schemas", "ids", number] if number.isdecimal() and int(number) in ids:
             return _show_schema(ids[int(number)], is_serialized)
         case ["schemas", "types"]:
-            return sorted({subject.type for subject in subjects})
+            return sorted({subject.type for subject in SUBJECTS})
     return None
 
 

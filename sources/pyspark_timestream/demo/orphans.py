@@ -59,14 +59,14 @@ def _wait(parent: int, command: Sequence[str]) -> None:
 def _end(directory: Path) -> None:
     """Kill the processes, even those that are just starting, then remove the files."""
     for _ in range(_PASSES):
-        for pid in processes_of(directory):
+        for pid in find_processes(directory):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_PAUSE_S)
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def processes_of(directory: Path) -> Iterator[int]:
+def find_processes(directory: Path) -> Iterator[int]:
     """Yield the processes that were started with a file of `directory`."""
     mark = f"{directory}/".encode()
     for entry in Path("/proc").iterdir():

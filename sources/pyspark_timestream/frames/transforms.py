@@ -130,7 +130,7 @@ def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
         SchemaRefused: `fast` has no CTIs, or a `cti` column is not a timestamp.
     """
     if "cti" in read_schema(slow).names:
-        check_timestamp(slow, "cti")
+        _check_timestamp(slow, "cti")
         slow = slow.where(F.col("cti").isNull())
     else:
         slow = slow.withColumn("cti", F.lit(None).cast("timestamp"))
@@ -148,7 +148,7 @@ def _extract_ctis(fast: DataFrame) -> DataFrame:
             "set option 'ctiFrequency' or 'advanceTime' on fast, and add 'cti timestamp' to its "
             ".schema(...) if you give one; or name the clock: fast.selectExpr('TIME AS cti')",
         )
-    check_timestamp(fast, "cti")
+    _check_timestamp(fast, "cti")
     return fast.where(F.col("cti").isNotNull()).select("cti")
 
 
@@ -188,7 +188,7 @@ def check_times(df: DataFrame, event_time: str) -> None:
             "pass the event's time, such as event_time='start_time'",
         )
     for name in (event_time, "cti"):
-        check_timestamp(df, name)
+        _check_timestamp(df, name)
 
 
 def _check_session(df: DataFrame) -> None:
@@ -213,7 +213,7 @@ def _adds_to_zero_delay(df: DataFrame) -> bool:
         return False
 
 
-def check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> None:
+def _check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> None:
     """Raise SchemaRefused unless column `name`, given as `argument`, is a timestamp."""
     types = {field.name: field.dataType for field in df.schema.fields}
     if not isinstance(types.get(name), TimestampType):
@@ -387,7 +387,7 @@ def _check_end(
             "pass the event's end, such as end_time='end_time'",
         )
     if end_time in df.columns or not may_be_missing:
-        check_timestamp(df, end_time, argument="end_time")
+        _check_timestamp(df, end_time, argument="end_time")
 
 
 def _replace(df: DataFrame, columns: dict[str, Column]) -> DataFrame:

@@ -39,8 +39,8 @@ from pyspark_timestream.kafka.client.range_reader import (
     acquire_reader,
     prefetch_small_ranges,
 )
-from pyspark_timestream.kafka.decode.columns import check_columns, default_schema, project
-from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
+from pyspark_timestream.kafka.decode.columns import build_default_schema, check_columns, project
+from pyspark_timestream.kafka.decode.payload import check_schemas, find_required_columns
 from pyspark_timestream.kafka.decode.records import Projection, ReadRange
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
@@ -58,7 +58,7 @@ from pyspark_timestream.kafka.offsets.tasks import (
 from pyspark_timestream.kafka.options.checks import (
     adapt_to_batch,
     adapt_to_stream,
-    ignored_in_batch,
+    list_ignored_in_batch,
     read_kafka_options,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -93,7 +93,7 @@ class KafkaTransport:
 
     def schema(self) -> StructType:
         """Return the columns of Spark's Kafka source, then those of event time."""
-        return from_arrow_schema(default_schema(self._options))
+        return from_arrow_schema(build_default_schema(self._options))
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of one streaming query."""
@@ -105,7 +105,7 @@ class KafkaTransport:
         """Return the reader of one batch query, which starts at the earliest offsets by default."""
         options = adapt_to_batch(self._options, self._set_names)
         log_like_spark("pyspark_timestream")
-        for name in ignored_in_batch(self._set_names):
+        for name in list_ignored_in_batch(self._set_names):
             _LOG.warning("option '%s' has no effect in a batch read", name)
         return KafkaBatchReader(options, self._project(schema))
 
@@ -475,7 +475,7 @@ def read_task(
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     unbroken = [task_range for task_range in task.plan.ranges if task_range.is_whole]
     spans = [task_range.offsets for task_range in unbroken if task_range.offsets.size]
-    needs = required_columns(options, projection)
+    needs = find_required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire(patient, task.group) as reader:
         read_range: ReadRange = reader.read
@@ -487,17 +487,7 @@ def read_task(
         yield from rows
         if task.offset:
             settings = _find_broken_settings() if projection.requests("cti") else {}
-            known_ends = _find_known_ends(task.plan, task.offset)
-            clock_texts = {
-                partition: (
-                    end,
-                    ""
-                    if options.cuts_partitions
-                    else encode_group_metadata(task.offset, partition, *ended[partition], settings),
-                )
-                for partition, end in known_ends.items()
-            }
-            commit(reader, clock_texts)
+            commit(reader, _encode_clocks(options, task.plan, task.offset, ended, settings))
     if is_batch:
         finished = {
             partition: (stop, *ended[partition])
@@ -507,6 +497,25 @@ def read_task(
         warn_about_read(options, projection, RangeReader, finished)
     keep_ends(ended)
     settle()
+
+
+def _encode_clocks(
+    options: KafkaOptions,
+    plan: TaskPlan,
+    offset: StreamOffset,
+    ended: Mapping[Partition, RangeEnd],
+    settings: Mapping[str, str],
+) -> _ClockTexts:
+    """Return what a task commits; without clocks if partitions are cut, as no task knows them."""
+    return {
+        partition: (
+            end,
+            ""
+            if options.cuts_partitions
+            else encode_group_metadata(offset, partition, *ended[partition], settings),
+        )
+        for partition, end in _find_known_ends(plan, offset).items()
+    }
 
 
 def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, int]:

@@ -491,11 +491,11 @@ def _begin_child() -> None:
 os.register_at_fork(after_in_child=_begin_child)
 
 
-def find_context(subject: str | None) -> str:
+def _find_context(subject: str | None) -> str:
     """Return the context that a subject's ids are valid in; empty for the default context.
 
-    >>> find_context(":.staging:trips-value"), find_context(":.:trips-value"), find_context("a:b")
-    (':.staging:', '', '')
+    >>> [_find_context(name) for name in (":.staging:trips-value", ":.:trips-value", "a:b")]
+    [':.staging:', '', '']
     """
     match = _CONTEXT.match(subject or "")
     return match[0] if match else ""
@@ -533,7 +533,7 @@ class SchemaRegistry:
             SchemaRegistryError: the registry refuses, cannot be reached, does not answer, or lacks
                 the schema.
         """
-        context = find_context(subject)
+        context = _find_context(subject)
         if (format, context, key) in self._schemas:
             return self._schemas[format, context, key]
         cache_key = (*sorted(self._settings.items()), format, context, key)
@@ -671,7 +671,7 @@ def with_readers(options: Read, readers: Mapping[str, ReaderSchema]) -> Read:
         reader = readers.get(rules.side)
         for version in () if reader is None else reader.versions():
             if version.registered is not None:
-                cache_key = rules.format, find_context(version.subject), version.registered.key
+                cache_key = rules.format, _find_context(version.subject), version.registered.key
                 registered[cache_key] = version.registered
     source = SchemaRegistry(options.registry, registered) if options.registry else None
     return replace(options, readers=readers, source=source)

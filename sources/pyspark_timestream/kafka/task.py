@@ -20,10 +20,10 @@ from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, Violat
 from pyspark_timestream.kafka.decode.payload import (
     ProcessedBlock,
     build_cti_rows,
+    find_required_columns,
     find_wanted,
     interleave_ctis,
     read_payload,
-    required_columns,
 )
 from pyspark_timestream.kafka.decode.records import (
     FINE,
@@ -93,7 +93,7 @@ class _TaskRun:
         self, options: KafkaOptions, projection: Projection, plan: TaskPlan, read_range: ReadRange
     ) -> None:
         self._projection, self._read_range = projection, read_range
-        self._options, self._first = options, (options, required_columns(options, projection))
+        self._options, self._first = options, (options, find_required_columns(options, projection))
         self._has_ctis = projection.requests("cti")
         own_us = tuple(task_range.clock.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us
@@ -116,7 +116,7 @@ class _TaskRun:
             if settings is not None:
                 changed, before_us = self._options.as_of(settings), clock.cti_us
                 clock = change_clock(clock, self._options, changed)
-                self._options, columns = changed, required_columns(changed, self._projection)
+                self._options, columns = changed, find_required_columns(changed, self._projection)
                 if clock.cti_us != before_us:
                     yield from self._prove(index, np.array([clock.cti_us]))
             options = self._options
@@ -253,7 +253,7 @@ def follow_clock(
     options: KafkaOptions, task_range: TaskRange, read_range: ReadRange
 ) -> Iterator[tuple[PartitionClock, Instants]]:
     """Return, for each block of the range, the partition's clock after it and the block's CTIs."""
-    clock, columns = task_range.clock, required_columns(options, None)
+    clock, columns = task_range.clock, find_required_columns(options, None)
     for block in _read_to_end(options, clock, task_range.offsets, columns, read_range):
         with _locate_refusals(task_range.offsets.partition, block):
             payload = read_payload(options, None, block)

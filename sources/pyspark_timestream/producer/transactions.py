@@ -257,7 +257,7 @@ def _query_requests(config: Mapping[str, str], topic: str | None) -> Requests:
     return Requests(config, where, _advise_query, prefix="kafka.")
 
 
-def reading_config(config: Mapping[str, str]) -> dict[str, Any]:
+def _reading_config(config: Mapping[str, str]) -> dict[str, Any]:
     """Return the user's settings for clients that read, without those of producers."""
     set_here = PRODUCER_DEFAULTS | PRODUCER_REQUIRED
     settings = {key: text for key, text in config.items() if not key.startswith(_PRODUCER_ONLY)}
@@ -338,7 +338,7 @@ def _open_groups(
     requests = _query_requests(config, topic)
     try:
         yield (
-            _GroupReader(requests.open_client(AdminClient, reading_config(config)), topic),
+            _GroupReader(requests.open_client(AdminClient, _reading_config(config)), topic),
             requests,
         )
     finally:
@@ -394,7 +394,7 @@ class BatchTransaction:
         writing["transactional.id"] = transactional_id
         self._transaction_s = int(writing["transaction.timeout.ms"]) / 1_000
         self._max_queued = int(writing["queue.buffering.max.messages"]) or _NO_LIMIT
-        reading = {**reading_config(config), **_READING, "group.id": group}
+        reading = {**_reading_config(config), **_READING, "group.id": group}
         try:
             self._producer = self._requests.open_client(Producer, writing)
             self._group = self._requests.open_client(Consumer, reading)

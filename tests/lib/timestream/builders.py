@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.offsets.next_offset import (
     NO_TIME_INDEX,
@@ -39,7 +39,7 @@ def options(**raw):
 
 def projection(given, *columns):
     """`(name, type)` columns, or the default ones, as `given` options fill them."""
-    return project(given, pa.schema(columns) if columns else default_schema(given))
+    return project(given, pa.schema(columns) if columns else build_default_schema(given))
 
 
 def block(*values, first=0, timestamps_ms=None, headers=None, keys=None):

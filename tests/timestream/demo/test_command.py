@@ -12,10 +12,10 @@ from pyspark_timestream.__main__ import main
 from pyspark_timestream.demo.broker import (
     NoDemo,
     fetch_jars,
+    find_user_cache,
     free_port,
     has_jars,
-    java_version,
-    user_cache,
+    read_java_version,
 )
 from pyspark_timestream.demo.command import EXAMPLE, choose_port, example
 
@@ -85,7 +85,7 @@ def test_command_prints_one_sentence_and_ends_with_one(
     ],
 )
 def test_java_version_is_read_from_what_it_prints(printed: str, version: int) -> None:
-    assert java_version(printed) == version
+    assert read_java_version(printed) == version
 
 
 def test_missing_java_is_said_before_anything_is_fetched(
@@ -138,7 +138,7 @@ def test_cache_that_cannot_be_written_is_named(
 
 def test_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert user_cache() == tmp_path / "timestream"
+    assert find_user_cache() == tmp_path / "timestream"
 
 
 # -- the example -----------------------------------------------------------------------------------

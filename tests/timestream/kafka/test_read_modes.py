@@ -9,7 +9,7 @@ from pyspark_timestream.kafka.offsets.tasks import plan_stream_tasks, plan_tasks
 from pyspark_timestream.kafka.options.checks import (
     adapt_to_batch,
     adapt_to_stream,
-    ignored_in_batch,
+    list_ignored_in_batch,
 )
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import OffsetRange
@@ -78,7 +78,7 @@ def test_a_batch_read_cannot_start_at_the_latest_unless_a_timestamp_decides(text
 
 def test_a_batch_read_has_no_use_for_the_pace_of_a_stream():
     given = {"maxoffsetspertrigger", "startingoffsets", "maxtriggerdelay"}
-    assert ignored_in_batch(given) == ["maxOffsetsPerTrigger", "maxTriggerDelay"]
+    assert list_ignored_in_batch(given) == ["maxOffsetsPerTrigger", "maxTriggerDelay"]
 
 
 def spans(plans):

@@ -17,7 +17,7 @@ from timestream.builders import at, options
 
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka import reader as module
-from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
@@ -54,7 +54,7 @@ def run(
     plan: TaskPlan, done: list[str], read: Callable[..., Iterator[Any]], *, is_batch: bool = False
 ) -> list[Any]:
     given = options()
-    projection = project(given, default_schema(given))
+    projection = project(given, build_default_schema(given))
     settle = partial(done.append, "settled")
     task, acquire = KafkaTask(plan, "group"), lending(done, read)
     return list(
@@ -86,7 +86,7 @@ def test_a_batch_that_cannot_be_read_on_the_driver_is_left_to_its_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = options(ctiFrequency="1")
-    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    reader = KafkaStreamReader(given, project(given, build_default_schema(given)))
     reader._has_run_task = True
     partition = PartitionOffset(0, 7, PartitionClock())
     offset = StreamOffset("me", given.settings(), 1, {at(0): partition}, tasks=1)
@@ -120,7 +120,7 @@ def test_a_batch_is_read_while_spark_writes_its_offset(
     monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     given = options()
-    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    reader = KafkaStreamReader(given, project(given, build_default_schema(given)))
     reader._has_run_task = True
     planned, other = (
         StreamOffset("me", given.settings(), 1, {at(0): PartitionOffset(0, end, PartitionClock())},
@@ -171,7 +171,7 @@ def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress() -> None:
 
     limits = {"kafkaConsumer.connectTimeoutMs": "2000", "kafkaConsumer.pollTimeoutMs": "90000"}
     given = options(**limits)
-    projection = project(given, default_schema(given))
+    projection = project(given, build_default_schema(given))
     task = KafkaTask(EMPTY, "group")
     assert list(read_task(given, projection, task, acquire=acquire, settle=list)) == []
     # The driver was answered when it planned the batch: a broker that is away now may come back.

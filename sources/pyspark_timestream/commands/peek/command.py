@@ -55,7 +55,7 @@ _MAX_PARTITIONS: Final = 32
 _ALL: Final = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
 
 
-def read_sample(options: KafkaOptions, topic: str, count: int) -> TopicSample:
+def _read_sample(options: KafkaOptions, topic: str, count: int) -> TopicSample:
     """Read the `count` newest records of a topic by their timestamps."""
     from pyspark_timestream.kafka.client.broker import Broker
     from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -133,7 +133,7 @@ _DELAY_COMMENT: Final = (
 )
 
 
-def hide_option(name: str, value: str) -> str:
+def _hide_option(name: str, value: str) -> str:
     """Return the value of an option, or dots if it is a secret."""
     return _HIDDEN if is_secret(name, value) or _LOGIN.fullmatch(name) else value
 
@@ -142,7 +142,7 @@ def format_snippet(options: Mapping[str, str], columns: Sequence[str]) -> str:
     """Format code that reads a stream with these options and columns; secrets become dots."""
     lines = ["stream = (", '    spark.readStream.format("timestream")']
     for name, value in options.items():
-        lines.append(f"    .option({_literal(name)}, {_literal(hide_option(name, value))})")
+        lines.append(f"    .option({_literal(name)}, {_literal(_hide_option(name, value))})")
     if not {"ctiFrequency", "advanceTime", "ctiHeader"} & options.keys():
         lines += [f"    # {line}" for line in _DELAY_COMMENT]
         lines.append('    # .option("ctiFrequency", "1 second").option("ctiDelay", "5 minutes")')
@@ -194,7 +194,7 @@ def to_json(report: TopicReport) -> str:
         ],
         "malformed": dict(report.malformed),
         "candidates": [_list_candidate(candidate) for candidate in report.candidates],
-        "options": {name: hide_option(name, text) for name, text in report.options.items()},
+        "options": {name: _hide_option(name, text) for name, text in report.options.items()},
         "notes": list(report.notes),
     }
     return json.dumps(fields, indent=2)
@@ -293,7 +293,7 @@ def format_cell(value: Any) -> str:
         case bytes():
             return _format_bytes(value)
         case str():
-            return _NOT_SHOWN if hides_secret(value) else value
+            return _NOT_SHOWN if _hides_secret(value) else value
         case dict():
             return _format_fields(value.items())
         case list() if value and all(isinstance(pair, tuple) for pair in value):
@@ -319,7 +319,7 @@ def _format_bytes(value: bytes) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if text.isprintable():
-        return _NOT_SHOWN if suggests_secret(text) or hides_secret(text) else text
+        return _NOT_SHOWN if suggests_secret(text) or _hides_secret(text) else text
     more = "..." if len(value) > _SHOWN_BYTES else ""
     return f"{format_count(len(value), 'byte')}: {value[:_SHOWN_BYTES].hex(' ')}{more}"
 
@@ -416,7 +416,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     def report() -> str:
         raw = read_arguments(arguments)
-        sample = read_sample(read_kafka_options(select_reading(raw)), arguments.topic, _RECORDS)
+        sample = _read_sample(read_kafka_options(select_reading(raw)), arguments.topic, _RECORDS)
         examined = examine(sample, raw)
         return to_json(examined) if arguments.json else format_report(examined, terminal_width())
 
@@ -480,7 +480,7 @@ def select_reading(raw: dict[str, str]) -> dict[str, str]:
     }
 
 
-def hides_secret(text: str) -> bool:
+def _hides_secret(text: str) -> bool:
     """Return whether a text has JSON with a field whose name suggests a secret."""
     if text.lstrip()[:1] not in ("{", "["):
         return False

@@ -42,7 +42,7 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.core.policies import KEEP_ALL
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
-from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, default_schema, project
+from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, build_default_schema, project
 from pyspark_timestream.kafka.decode.formats import (
     HEADERS,
     check_fields,
@@ -157,7 +157,7 @@ class Candidate:
     most_lag_us: int | None = None
 
 
-def can_be_time(data_type: pa.DataType) -> bool:
+def _can_be_time(data_type: pa.DataType) -> bool:
     """Return whether a field of this type may hold a time."""
     return bool(
         pa.types.is_string(data_type)
@@ -302,7 +302,7 @@ class ReadingPlan(NamedTuple):
         return self._replace(raw=raw, options=with_readers(options, self.options.readers))
 
 
-def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
+def _drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
     """Return options without those of the registry, and without subjects, which need it."""
     subjects = [f"{side}Subject" for side in SIDES]
     return {
@@ -312,7 +312,7 @@ def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def plan_reading(
+def _plan_reading(
     sample: TopicSample,
     user_options: Mapping[str, str],
     detections: Mapping[Side, Detection],
@@ -416,7 +416,7 @@ def _compose(
     )
     if not is_given and set(framings.values()) <= {"none"}:
         # The registry would have no effect.
-        raw = drop_registry(raw)
+        raw = _drop_registry(raw)
     has_registry = any(name.startswith(_REGISTRY) for name in raw)
     for side, framing in framings.items():
         if has_registry and side in format_options and framing != "confluent":
@@ -509,7 +509,7 @@ def examine(sample: TopicSample, user_options: Mapping[str, str]) -> TopicReport
     problems = dict.fromkeys(answer.problem for answer in answers_of.values() if answer.problem)
     notes = list(problems)
     if problems:
-        user_options, registry = drop_registry(user_options), None
+        user_options, registry = _drop_registry(user_options), None
     answers = {side: None if problems else answer.answers for side, answer in answers_of.items()}
     detections = {payload.side: detect_side(payload, answers[payload.side]) for payload in payloads}
     for side, detection in detections.items():
@@ -520,7 +520,7 @@ def examine(sample: TopicSample, user_options: Mapping[str, str]) -> TopicReport
                 "Protobuf: name it with --schema-registry URL"
             )
     usable = _blank_unusable(sample, detections.values())
-    plan = plan_reading(usable, user_options, detections, registry)
+    plan = _plan_reading(usable, user_options, detections, registry)
     notes += plan.notes
     try:
         report = _read_sample(usable, plan)
@@ -529,7 +529,7 @@ def examine(sample: TopicSample, user_options: Mapping[str, str]) -> TopicReport
         if plan.is_given:
             raise
         notes.append(str(error))
-        report = _read_sample(usable, plan_reading(usable, user_options, {}, None))
+        report = _read_sample(usable, _plan_reading(usable, user_options, {}, None))
     return replace(report, sample=sample, detections=tuple(detections.values()), notes=tuple(notes))
 
 
@@ -580,7 +580,7 @@ def _find_times(sample: TopicSample, plan: ReadingPlan) -> tuple[Candidate, ...]
     types = {
         field.name: field.type
         for field in columns
-        if can_be_time(field.type) or field.type == unsigned
+        if _can_be_time(field.type) or field.type == unsigned
     }
     fields: Mapping[str, Sequence[pa.Array]] = {}
     if types:
@@ -604,7 +604,7 @@ def _build_schema(sample: TopicSample, plan: ReadingPlan) -> pa.Schema:
     """Build the schema to read with: fields, then the metadata that is worth a column."""
     options = plan.options
     if not plan.has_fields:
-        return default_schema(options)
+        return build_default_schema(options)
     prefix = options.metadata_prefix
     fields = [*plan.columns["value"].fields]
     if options.value_format == "binary":

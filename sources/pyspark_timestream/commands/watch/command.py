@@ -396,8 +396,12 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
         others = format_count(len(explanation.diagnoses) - 1, "more finding")
         yield from _wrap(f"and {others}: explain has them", width)
     yield from _wrap(", ".join(f"{stream.counts[name]:,} {name}" for name in COUNTERS), width)
-    facts = rank_partitions(explanation.partitions)
-    is_one = len(explanation.topics) == 1
+    yield from _describe_partitions(stream, width)
+
+
+def _describe_partitions(stream: StreamView, width: int) -> Iterator[str]:
+    facts = rank_partitions(stream.explanation.partitions)
+    is_one = len(stream.explanation.topics) == 1
     rows = [["", "partition", "behind", "waiting", "remarks", "CTI"]]
     for fact in facts[:_MAX_TEXT_LANES]:
         waiting = stream.waiting.get(fact.partition, fact.lag)

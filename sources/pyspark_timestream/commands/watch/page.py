@@ -351,19 +351,11 @@ def draw_curve(points: Sequence[CtiPoint], changes: Sequence[ClockChange] = ()) 
     if is_near:
         ends = {"x1": x(first_us), "y1": y(first_us), "x2": x(last_us), "y2": y(last_us)}
         wall = svg("line", "", svg("title", "the wall clock"), class_="wall", **ends)
-    marks = []
-    for change in changes:
-        since = [
-            planned_us
-            for planned_us, cti in curve
-            if change.cti_us is not None and cti >= change.cti_us
-        ]
-        if since and since[0] > first_us:
-            change_x = x(since[0])
-            label = svg("title", f"changed from batch {change.number} on: {change.describe()}")
-            marks.append(
-                svg("line", "", label, class_="change", x1=change_x, x2=change_x, y1=0, y2=height)
-            )
+    marks = [
+        _mark_change(change, x(planned_us), height)
+        for change in changes
+        if (planned_us := _find_reached(curve, change.cti_us)) is not None and planned_us > first_us
+    ]
     title = (
         f"CTI from {format_instant(curve[0][1])} to {format_instant(curve[-1][1])}, by the wall "
         f"clock from {format_instant(first_us)} to {format_instant(last_us)}"
@@ -380,6 +372,18 @@ def draw_curve(points: Sequence[CtiPoint], changes: Sequence[ClockChange] = ()) 
         f"<span>the CTI as the wall clock went on{dashed}</span>"
         f"{_shorten_time(last_us, first_us)}</figcaption></figure>"
     )
+
+
+def _find_reached(curve: Sequence[tuple[int, int]], cti_us: int | None) -> int | None:
+    """Return the wall clock of the first point with at least this CTI; None without one."""
+    if cti_us is None:
+        return None
+    return next((planned_us for planned_us, reached_us in curve if reached_us >= cti_us), None)
+
+
+def _mark_change(change: ClockChange, x: float, height: int) -> str:
+    label = svg("title", f"changed from batch {change.number} on: {change.describe()}")
+    return svg("line", "", label, class_="change", x1=x, x2=x, y1=0, y2=height)
 
 
 # -- counts ----------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.consumer import (
     Pool,
-    admin_config,
-    consumer_config,
+    build_admin_config,
+    build_consumer_config,
     open_client,
 )
 from pyspark_timestream.kafka.client.errors import (
@@ -105,11 +105,11 @@ class Broker:
     def __init__(self, options: KafkaOptions, group: str) -> None:
         self.group = group
         self._options = options
-        self._config = consumer_config(options, group)
+        self._config = build_consumer_config(options, group)
         self._log = ClientLog(options.client)
         # This consumer never subscribes, so it does not join the group.
         self._consumer = open_client(Consumer, self._config, self._log)
-        self._admin = open_client(AdminClient, admin_config(options), self._log)
+        self._admin = open_client(AdminClient, build_admin_config(options), self._log)
         self._topics_with_leaders: set[str] = set()
         self._answered = False
         self._next_group_s = float("-inf")
@@ -378,7 +378,7 @@ class Broker:
         if self._consumer.is_abandoned:
             self._consumer = open_client(Consumer, self._config, self._log)
         if self._admin.is_abandoned:
-            self._admin = open_client(AdminClient, admin_config(self._options), self._log)
+            self._admin = open_client(AdminClient, build_admin_config(self._options), self._log)
             self._topics_with_leaders.clear()
 
     def _serve_callbacks(self) -> None:

@@ -67,7 +67,7 @@ _CONSUMER_PREFIXES: Final = ("group.", "fetch.", "queued.", "isolation.", "sessi
 _CONSUMER_KEYS: Final = ("max.poll.interval.ms", "check.crcs", "partition.assignment.strategy")
 
 
-def consumer_config(options: KafkaOptions, group: str) -> dict[str, Any]:
+def build_consumer_config(options: KafkaOptions, group: str) -> dict[str, Any]:
     """Build a consumer's configuration, with `group` unless the user names another one."""
     settings = options.client
     return {
@@ -79,7 +79,7 @@ def consumer_config(options: KafkaOptions, group: str) -> dict[str, Any]:
     }
 
 
-def admin_config(options: KafkaOptions) -> dict[str, Any]:
+def build_admin_config(options: KafkaOptions) -> dict[str, Any]:
     """Build an admin client's configuration: the user's, without keys that cause warnings."""
     settings = {
         key: value
@@ -107,7 +107,7 @@ def create_client(settings: Mapping[str, Any], make: Callable[[], T], option: st
         ) from None
 
 
-def new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: ClientLog) -> T:
+def _new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: ClientLog) -> T:
     """Create a confluent-kafka client; polling it passes its errors and log lines to `log`.
 
     A program's own `error_cb` is called as well.
@@ -138,7 +138,7 @@ def open_client(
     option: str = "kafka.*",
 ) -> BoundedClient:
     """Create a client as both functions above do, and bound the time of its calls."""
-    client = create_client(config, lambda: new_logged_client(kind, config, log), option)
+    client = create_client(config, lambda: _new_logged_client(kind, config, log), option)
     return BoundedClient(client, grace_s)
 
 
@@ -298,7 +298,7 @@ class MessageConsumer:
         self._answers: dict[frozenset[tuple[Partition, int]], dict[Partition, KafkaError]] = {}
         self._messages_per_call = 1
         settings = {**config, "on_commit": self._on_commit}
-        self._consumer = new_logged_client(create, settings, log)
+        self._consumer = _new_logged_client(create, settings, log)
 
     @property
     def received_bytes(self) -> int:

@@ -40,8 +40,8 @@ from pyspark_timestream.kafka.client.consumer import (
     PollResult,
     Pool,
     build_block,
+    build_consumer_config,
     clip,
-    consumer_config,
     create_client,
     discard_fetched,
     open_client,
@@ -214,7 +214,7 @@ def bound_consumer(consumer: ColumnConsumer) -> ColumnConsumer:
 CreateConsumer = Callable[[KafkaOptions, Mapping[str, Any], ClientLog], ColumnConsumer]
 
 
-def create_column_consumer(
+def _create_column_consumer(
     options: KafkaOptions, config: Mapping[str, Any], log: ClientLog
 ) -> ColumnConsumer:
     """Create the native consumer if its library is available, else a `MessageConsumer`."""
@@ -239,14 +239,14 @@ class RangeReader:
         options: KafkaOptions,
         group: str,
         *,
-        create_consumer: CreateConsumer = create_column_consumer,
+        create_consumer: CreateConsumer = _create_column_consumer,
         log: ClientLog | None = None,
         clock: Callable[[], float] = time.monotonic,
         budget: Callable[[float], RetryBudget] = RetryBudget,
     ) -> None:
         self._options, self._clock, self._budget = options, clock, budget
         self._create_for_config = create_consumer
-        self._config = consumer_config(options, group)
+        self._config = build_consumer_config(options, group)
         self._compression = get_compression_stats(options.client["bootstrap.servers"])
         self._poll_timeout_s = options.poll_timeout_ms / 1_000
         self._log = log or ClientLog(options.client)
@@ -619,7 +619,7 @@ def prefetch_small_ranges(
     after this one has been delivered completely.
     """
     stats = stats or get_compression_stats(options.client["bootstrap.servers"])
-    fetch = fetch or fetch_ranges
+    fetch = fetch or _fetch_ranges
     ahead: dict[OffsetRange, list[RecordBlock]] = {}
     later = list(spans)
 
@@ -638,7 +638,7 @@ def prefetch_small_ranges(
     return read_ahead
 
 
-def fetch_ranges(
+def _fetch_ranges(
     options: KafkaOptions, group: str, spans: Sequence[OffsetRange], needs: ColumnSet
 ) -> dict[OffsetRange, list[RecordBlock]]:
     """Fetch `spans`, and return the records of the ranges that arrived completely."""
@@ -668,7 +668,7 @@ class Prefetcher:
         fetch = {
             name: value for name, value in _FETCH_SETTINGS.items() if name not in options.client
         }
-        self._config: dict[str, Any] = {**consumer_config(options, group), **fetch}
+        self._config: dict[str, Any] = {**build_consumer_config(options, group), **fetch}
         self._consumer: BoundedClient | None = None
 
     def read(

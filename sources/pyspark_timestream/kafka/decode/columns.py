@@ -101,7 +101,7 @@ DEAD_LETTER: Final = {"payload": "", "reason": "_reason", "schema_id": "_schema_
 """What a column says about a malformed payload -> its suffix after `columnNameOfCorruptRecord`."""
 
 
-def default_schema(options: KafkaOptions) -> pa.Schema:
+def build_default_schema(options: KafkaOptions) -> pa.Schema:
     """Build the schema used without a user schema: Spark's Kafka columns, then event time.
 
     Raises:
@@ -129,7 +129,7 @@ def default_schema(options: KafkaOptions) -> pa.Schema:
 
 
 def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
-    """Resolve `schema`, which is the user's or from `default_schema`.
+    """Resolve `schema`, which is the user's or from `build_default_schema`.
 
     Raises:
         SchemaRefused: a column would always be empty, has the wrong type, is not nullable, or its

@@ -87,7 +87,7 @@ def makes_ctis(moment: BatchRecord) -> bool:
     return not moment.settings.keys().isdisjoint(CTI_SETTINGS)
 
 
-def keeps_late(settings: Mapping[str, str]) -> bool:
+def _keeps_late(settings: Mapping[str, str]) -> bool:
     """True if a stream with these settings passes late events on, flagged."""
     return find_policy(settings).flags
 
@@ -144,7 +144,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
         return
     malformed, events = sum(counts.values()), sum(clocks[partition].events for partition in counts)
     advice = "correct the producers that write such events"
-    if not keeps_late(last_batch.settings):
+    if not _keeps_late(last_batch.settings):
         advice += (
             f"; 'violationPolicy' = '{KEEP_ALL}', beside 'changeFrom' or with a new checkpoint, "
             "keeps them as rows"
@@ -193,7 +193,7 @@ def _report_unusable(
 
 def _find_tombstones(history: History) -> Iterator[Diagnosis]:
     last_batch = history[-1]
-    is_kept = keeps_late(last_batch.settings) or not makes_ctis(last_batch)
+    is_kept = _keeps_late(last_batch.settings) or not makes_ctis(last_batch)
     fate = "are passed on" if is_kept else "become no rows"
     advice = "nothing to fix: they are rows without a time, which no window or join has"
     return _report_unusable(
@@ -347,7 +347,7 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
         ways.append(
             "'futurePolicy' = 'drop', beside 'changeFrom' or with a new checkpoint, leaves them out"
         )
-        if not keeps_late(settings):
+        if not _keeps_late(settings):
             ways.append(f"'violationPolicy' = '{KEEP_ALL}' marks them instead")
     return "; ".join(ways)
 
@@ -360,7 +360,7 @@ def is_clock_ahead(moment: BatchRecord, partition: Partition) -> bool:
     clock = moment.clocks[partition]
     if clock.cti_us is None:
         return False
-    ahead_us, late = _measure_ahead(moment, clock), count_late(clock)
+    ahead_us, late = _measure_ahead(moment, clock), _count_late(clock)
     if ahead_us > _MAX_AHEAD_US or not late:
         return ahead_us > _MAX_AHEAD_US
     return (
@@ -371,7 +371,7 @@ def is_clock_ahead(moment: BatchRecord, partition: Partition) -> bool:
     )
 
 
-def count_late(clock: PartitionClock) -> int:
+def _count_late(clock: PartitionClock) -> int:
     """Count the late events, except those with times that seem to be in another unit."""
     late: int = sum(_READ_LATE(clock))
     return max(late - clock.clues.early, 0) if clock.clues.has_other_unit else late
@@ -394,7 +394,7 @@ def _measure_gap(clock: PartitionClock) -> int:
 
 def _is_majority_late(clock: PartitionClock) -> bool:
     """True if most events are far too late but in order, so that the others are wrong."""
-    late, clues = count_late(clock), clock.clues
+    late, clues = _count_late(clock), clock.clues
     are_far = clues.most_late_us > _MIN_AGREED_US
     in_order = 10 * clues.misplaced < late
     return are_far and in_order and late >= _MIN_LATE and 2 * late >= clock.events
@@ -407,11 +407,11 @@ def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnos
     clocks = {
         partition: clock
         for partition, clock in last_batch.clocks.items()
-        if partition in far and (count_late(clock) or (clock.last_us or 0) < FAR_US)
+        if partition in far and (_count_late(clock) or (clock.last_us or 0) < FAR_US)
     }
     if not clocks:
         return
-    counts = {partition: count_late(clock) for partition, clock in clocks.items()}
+    counts = {partition: _count_late(clock) for partition, clock in clocks.items()}
     partitions = sort_by_count(counts)
     worst = clocks[partitions[0]]
     late, events = sum(counts.values()), sum(clock.events for clock in clocks.values())
@@ -484,7 +484,7 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 def find_late_rows(history: History, settled: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that dropped late events and are not `settled`."""
     last_batch, clocks = history[-1], history[-1].clocks
-    dropped = _count_by_partition(last_batch, lambda p: min(p.clock.dropped, count_late(p.clock)))
+    dropped = _count_by_partition(last_batch, lambda p: min(p.clock.dropped, _count_late(p.clock)))
     dropped = {partition: count for partition, count in dropped.items() if partition not in settled}
     if not dropped:
         return
@@ -520,7 +520,7 @@ def _advise_delay(
     delay_us = parse_duration(settings.get("ctiDelay", "0 seconds")) + most_late_us
     unit_us = next((unit for unit in UNITS_US[1:] if delay_us >= 10 * unit), 1_000)
     keep = ""
-    if not keeps_late(settings):
+    if not _keeps_late(settings):
         keep = f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
     return (
         f"{condition}, set 'ctiDelay' = '{format_duration(-(-delay_us // unit_us) * unit_us)}', "
@@ -573,7 +573,7 @@ def _loses_rows(now: PartitionClock, before: PartitionClock) -> bool:
 
 
 def _count_lost(clock: PartitionClock) -> int:
-    return max(count_late(clock) - clock.adjusted, 0) + clock.malformed
+    return max(_count_late(clock) - clock.adjusted, 0) + clock.malformed
 
 
 # -- replays ---------------------------------------------------------------------------------------

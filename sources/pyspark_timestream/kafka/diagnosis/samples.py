@@ -135,7 +135,7 @@ def _name_broken(text: str, error: ValueError) -> ValueForm:
     return ValueForm(f"no JSON from character {position + 1} on")
 
 
-def name_time_form(value: Any) -> str:
+def _name_time_form(value: Any) -> str:
     """Name the form of a value that is not a readable time; empty if it is unknown."""
     if isinstance(value, dict):
         for fields, name in (
@@ -282,7 +282,7 @@ def _describe(
     problem, value = _find_value(source, block, row)
     if problem:
         return problem
-    form = "" if option == "edge" else name_time_form(value)
+    form = "" if option == "edge" else _name_time_form(value)
     text = f"one value in '{source}' is {_summarize(source.name, value, has_end=True)}"
     text += f": {form}" if form else ""
     unit = _guess_unit(value) if option != "edge" else None

@@ -68,13 +68,13 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
     find_ended,
+    find_recreated_topics,
+    find_unchanged_topics,
     fix_ends,
     has_reached,
     limit_ends,
     read_start,
     reconcile,
-    recreated_topics,
-    unchanged_topics,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
@@ -349,7 +349,9 @@ class StreamDriver:
         recorded = {name: topic_id for name, topic_id in offset.topic_ids.items() if name in topics}
         if not recorded:
             return frozenset()
-        recreated = recreated_topics(recorded, self._require_topic_ids(offset, recorded.keys()))
+        recreated = find_recreated_topics(
+            recorded, self._require_topic_ids(offset, recorded.keys())
+        )
         if recreated:
             loss = (
                 f"batch {offset.number} runs again without the records of "
@@ -510,7 +512,7 @@ class StreamDriver:
         ]
         has_caught_up = not new and not run.new_start and ends == last_positions
         topic_ids, earliest = self._identify(previous, last_positions if has_caught_up else None)
-        recreated = recreated_topics(previous.topic_ids, topic_ids)
+        recreated = find_recreated_topics(previous.topic_ids, topic_ids)
         returned = _find_returned(previous, new, recreated)
         positions, losses = reconcile(
             open_positions | returned,
@@ -518,7 +520,7 @@ class StreamDriver:
             readable_ends,
             fail_on_data_loss=self._options.fail_on_data_loss,
             recreated=recreated,
-            unchanged=unchanged_topics(previous.topic_ids, topic_ids),
+            unchanged=find_unchanged_topics(previous.topic_ids, topic_ids),
         )
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
@@ -540,7 +542,7 @@ class StreamDriver:
         readable_ends = self._ends.readable_ends
         if caught_up_at is not None:
             topic_ids, earliest = self._get_topic_ids(readable_ends, fresh=False), caught_up_at
-            has_new_ids = bool(recreated_topics(previous.topic_ids, topic_ids))
+            has_new_ids = bool(find_recreated_topics(previous.topic_ids, topic_ids))
         else:
             ids, earliest = self._broker.identify(readable_ends)
             topic_ids = self._note_topic_ids(ids)
@@ -648,7 +650,7 @@ class StreamDriver:
 
     def _read_again(self, offset: StreamOffset, offset_range: OffsetRange) -> PartitionClock:
         options, partition = self._options.as_of(offset.settings), offset_range.partition
-        if recreated_topics(offset.topic_ids, self._broker.topic_ids({partition.topic})):
+        if find_recreated_topics(offset.topic_ids, self._broker.topic_ids({partition.topic})):
             # Other records have these offsets now.
             return lose_clock(options, offset, offset_range)
         return read_again(options, offset, offset_range, self._create_reader)

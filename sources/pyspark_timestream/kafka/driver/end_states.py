@@ -52,7 +52,7 @@ class EndStates:
     diagnoses: tuple[Diagnosis, ...] = ()
 
 
-def copy_start_states(offset: StreamOffset) -> EndStates:
+def _copy_start_states(offset: StreamOffset) -> EndStates:
     """Return the states at the start of the batch `offset`, as if the batch read nothing."""
     return EndStates(
         {
@@ -68,7 +68,7 @@ def copy_start_states(offset: StreamOffset) -> EndStates:
 
 def take_end_states(offset: StreamOffset, range_ends: Mapping[Partition, RangeEnd]) -> EndStates:
     """Return the end states of the batch `offset` from those of its ranges."""
-    start_states = copy_start_states(offset)
+    start_states = _copy_start_states(offset)
     clocks, malformed = dict(start_states.clocks), dict(start_states.malformed_values)
     for partition, end in range_ends.items():
         clocks[partition] = end.clock
@@ -87,7 +87,7 @@ def find_end_states(
     `restore` computes the clock after a range from its records; None if the clocks hold only
     counts, which are not worth reading the records again.
     """
-    start_states = copy_start_states(offset)
+    start_states = _copy_start_states(offset)
     clocks, malformed = dict(start_states.clocks), dict(start_states.malformed_values)
     decoded: dict[Partition, GroupMetadata] = {}
     for offset_range in offset.ranges():
@@ -185,7 +185,7 @@ def load_end_states(
     if options.cuts_partitions:
         # No task sees a whole partition, so none has its clock. Cutting is only allowed without
         # CTIs, so the clock would hold nothing but counts.
-        return copy_start_states(offset)
+        return _copy_start_states(offset)
     metadata = broker.committed_metadata(
         [offset_range.partition for offset_range in offset.ranges() if offset_range.size]
     )

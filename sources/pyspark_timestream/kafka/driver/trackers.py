@@ -35,8 +35,8 @@ from pyspark_timestream.kafka.offsets.imported_ctis import (
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
+    find_recreated_topics,
     reconcile,
-    recreated_topics,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     find_caught_up,
@@ -315,7 +315,7 @@ class CtiImporter:
             return frozenset()
         self._partitions, self._listed_us = self._broker.partitions(), now_us
         topic_ids = self._broker.topic_ids(self._options.subscribe or ())
-        recreated = recreated_topics(self.topic_ids, topic_ids)
+        recreated = find_recreated_topics(self.topic_ids, topic_ids)
         self.topic_ids = topic_ids or self.topic_ids
         return recreated
 

@@ -20,10 +20,10 @@ from pyspark_timestream.kafka.offsets.offset import (
     Warnings,
 )
 from pyspark_timestream.kafka.offsets.positions import (
+    find_recreated_topics,
     has_reached,
     has_stream_ended,
     keep_missing,
-    recreated_topics,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
@@ -200,7 +200,7 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
 
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """6.3: an imported CTI takes effect once the partition is read to the end it then had."""
-    recreated = recreated_topics(state.previous.topic_ids, state.snapshot.topic_ids)
+    recreated = find_recreated_topics(state.previous.topic_ids, state.snapshot.topic_ids)
 
     def take(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
         pending = _defer_import(state, partition, partition_offset, recreated)

@@ -32,14 +32,14 @@ _MAX_MISSING_US: Final = 7 * 86_400_000_000
 """How long a missing partition is kept: as long as Kafka keeps a group's offsets by default."""
 
 
-def recreated_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
+def find_recreated_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
     """Return the topics with a new id: they have the same name but other records."""
     return frozenset(
         topic for topic, topic_id in now.items() if before.get(topic, topic_id) != topic_id
     )
 
 
-def unchanged_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
+def find_unchanged_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
     """Return the topics that certainly have the same id as before."""
     return frozenset(topic for topic, topic_id in now.items() if before.get(topic) == topic_id)
 

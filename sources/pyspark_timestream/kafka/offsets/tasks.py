@@ -146,43 +146,31 @@ def join_batches(
     after = -1 if start is None else start.number
     changes = [change for change in end.changes if change.number > after]
     first_settings = settings = settings_before(end.settings, changes, after)
-    settings_from = {}
+    settings_from: dict[int, Mapping[str, str]] = {}
     for change in changes:
         settings = settings_from[change.number] = change.apply(settings)
     missing = {} if start is None else start.missing
-    partitions = {} if start is None else {**missing, **start.partitions}
-    clocks = {
-        **{partition: partition_offset.clock for partition, partition_offset in missing.items()},
-        **clocks,
-    }
-    joined_partitions: dict[Partition, PartitionOffset] = {}
+    known = {} if start is None else {**missing, **start.partitions}
+    clocks = {**{partition: entry.clock for partition, entry in missing.items()}, **clocks}
     task_ranges: dict[Partition, TaskRange] = {}
-    for partition, partition_offset in {**end.missing, **end.partitions}.items():
-        begins = [offset for number, offset in partition_offset.restart_points if number > after]
-        begins += [partitions[partition].end_exclusive] if partition in partitions else []
-        if not begins:
-            raise CheckpointMismatch(
-                f"{partition} was found by a batch that was not noted as done (asynchronous "
-                "progress tracking notes some only), and a later commit has dropped where it "
-                "began: start with a new checkpoint"
-            )
-        begin = min([*begins, partition_offset.end_exclusive])
-        forced_ctis = [
-            (max(offset, begin), us)
-            for number, offset, us in partition_offset.forced_ctis
-            if number > after
-        ]
-        joined_partitions[partition] = dataclasses.replace(partition_offset, start_inclusive=begin)
+    joined_partitions: dict[Partition, PartitionOffset] = {}
+    for partition, last_offset in {**end.missing, **end.partitions}.items():
+        begin = _find_begin(partition, last_offset, known.get(partition), after)
+        joined_partitions[partition] = dataclasses.replace(last_offset, start_inclusive=begin)
         task_ranges[partition] = TaskRange(
-            OffsetRange(partition, begin, partition_offset.end_exclusive),
+            OffsetRange(partition, begin, last_offset.end_exclusive),
             clocks.get(partition, PartitionClock()),
-            forced_ctis=tuple(forced_ctis),
+            forced_ctis=tuple(
+                (max(offset, begin), us)
+                for number, offset, us in last_offset.forced_ctis
+                if number > after
+            ),
             changes=tuple(
                 (max(offset, begin), settings_from[number])
-                for number, offset in partition_offset.change_points
+                for number, offset in last_offset.change_points
                 if number in settings_from
             ),
-            end_cti_us=partition_offset.end_cti_us,
+            end_cti_us=last_offset.end_cti_us,
         )
     joined_offset = dataclasses.replace(end, partitions=joined_partitions, tasks=max(end.tasks, 1))
     # How far the other partitions were at each moment is lost, so a task proves no CTI. The CTI at
@@ -198,6 +186,24 @@ def join_batches(
         for group in joined_offset.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
     return [*plans[:-1], dataclasses.replace(plans[-1], last_cti_us=end.cti_us)]
+
+
+def _find_begin(
+    partition: Partition, last_offset: PartitionOffset, known: PartitionOffset | None, after: int
+) -> int:
+    """Return where the batches after number `after` begin to read a partition.
+
+    `known` is the partition's entry in the offset of that batch; None if it was found later.
+    """
+    begins = [offset for number, offset in last_offset.restart_points if number > after]
+    begins += [] if known is None else [known.end_exclusive]
+    if not begins:
+        raise CheckpointMismatch(
+            f"{partition} was found by a batch that was not noted as done (asynchronous "
+            "progress tracking notes some only), and a later commit has dropped where it "
+            "began: start with a new checkpoint"
+        )
+    return min([*begins, last_offset.end_exclusive])
 
 
 def leave_out(plans: Iterable[TaskPlan], topics: Collection[str]) -> list[TaskPlan]:

@@ -44,7 +44,7 @@ _SPECS = {spec.name: spec for spec in option_specs(PayloadOptions).values()}
 _URL = "schemaRegistry.url"
 
 
-def check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
+def _check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
     """Check the options about payloads; `texts` (lower-cased name -> text) are those that were set.
 
     Raises:
@@ -240,7 +240,7 @@ def _read_options(raw: Mapping[str, str]) -> KafkaOptions:
     _check_shape(options, plain)
     options = _apply_preset(options, plain)
     _check_policy(options, plain)
-    check_payloads(options, plain)
+    _check_payloads(options, plain)
     return options
 
 
@@ -388,7 +388,7 @@ def _start_before_end(options: KafkaOptions, set_names: Collection[str], kind: s
     return options
 
 
-def ignored_in_batch(set_names: Collection[str]) -> list[str]:
+def list_ignored_in_batch(set_names: Collection[str]) -> list[str]:
     """Return the options that have no effect in a batch read, among the lower-cased `set_names`."""
     names = (spec.name for spec in option_specs(KafkaOptions).values() if spec.effect == "stream")
     return [name for name in names if name.lower() in set_names]

@@ -291,7 +291,7 @@ WRITERS: Final = Parser(
 # -- topics, partitions and offsets ----------------------------------------------------------------
 
 
-def parse_topic(name: str) -> str:
+def _parse_topic(name: str) -> str:
     """Check a topic's name.
 
     Raises:
@@ -314,7 +314,7 @@ def _parse_assign(value: str) -> tuple[Partition, ...]:
     topics = _parse_json_object(value)
     try:
         assigned = {
-            Partition(parse_topic(topic), number)
+            Partition(_parse_topic(topic), number)
             for topic, numbers in topics.items()
             for number in numbers
         }
@@ -399,7 +399,7 @@ def _format_offsets(offsets: int | Mapping[Partition, int]) -> str:
 
 
 SUBSCRIBE: Final = Parser(
-    lambda value: tuple(sorted({parse_topic(topic.strip()) for topic in value.split(",")})),
+    lambda value: tuple(sorted({_parse_topic(topic.strip()) for topic in value.split(",")})),
     "topic names separated by commas",
     ",".join,
 )
@@ -462,7 +462,7 @@ class ImportSource:
 
 def _parse_import(value: str) -> ImportSource:
     if not value.lstrip().startswith("{"):
-        return ImportSource(parse_topic(value.strip()))
+        return ImportSource(_parse_topic(value.strip()))
     entries = _parse_json_object(value)
     unknown = sorted(set(entries) - set(_KEYS))
     if unknown:
@@ -474,7 +474,7 @@ def _parse_import(value: str) -> ImportSource:
         if key in texts and "frequency" not in texts:
             raise ValueError(f"the key '{key}' has no effect without 'frequency'")
     return ImportSource(
-        topic=parse_topic(texts["topic"]),
+        topic=_parse_topic(texts["topic"]),
         frequency=CTI_FREQUENCY.parse(texts["frequency"]) if "frequency" in texts else None,
         delay_us=CTI_DELAY.parse(texts.get("delay", "0 s")),
         start_time=TIME_FROM.parse(texts.get("startTime", "timestamp")),
@@ -523,7 +523,7 @@ def _parse_source(value: str) -> SettingsSource:
     text = value.strip()
     if text.startswith(_TOPIC_PREFIX):
         topic = text[len(_TOPIC_PREFIX) :]
-        return SettingsSource(text, topic=parse_topic(topic))
+        return SettingsSource(text, topic=_parse_topic(topic))
     if text.lower().startswith("file:"):
         text_path = decode_file_uri(text)
     elif re.match("[A-Za-z][A-Za-z0-9+.-]+://", text):

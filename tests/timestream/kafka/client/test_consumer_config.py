@@ -8,26 +8,26 @@ import pytest
 
 from pyspark_timestream.kafka.client import bounded
 from pyspark_timestream.kafka.client.bounded import close_with_timeout
-from pyspark_timestream.kafka.client.consumer import admin_config, consumer_config
+from pyspark_timestream.kafka.client.consumer import build_admin_config, build_consumer_config
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 
 
 def test_a_fetch_that_finds_nothing_does_not_hold_up_the_next_range() -> None:
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
-    assert consumer_config(read_kafka_options(given), "g")["fetch.wait.max.ms"] <= 10
+    assert build_consumer_config(read_kafka_options(given), "g")["fetch.wait.max.ms"] <= 10
     named = read_kafka_options({**given, "kafka.fetch.wait.max.ms": "200"})
-    assert consumer_config(named, "g")["fetch.wait.max.ms"] == "200"
+    assert build_consumer_config(named, "g")["fetch.wait.max.ms"] == "200"
 
 
 def test_a_first_connection_and_the_next_one_do_not_wait_long() -> None:
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
-    for config in (consumer_config(read_kafka_options(given), "g"),
-                   admin_config(read_kafka_options(given))):  # fmt: skip
+    for config in (build_consumer_config(read_kafka_options(given), "g"),
+                   build_admin_config(read_kafka_options(given))):  # fmt: skip
         assert config["reconnect.backoff.ms"] <= 20
         assert config["reconnect.backoff.max.ms"] <= 1_000
     slow = read_kafka_options({**given, "kafka.reconnect.backoff.ms": "5000"})
-    assert "reconnect.backoff.max.ms" not in consumer_config(slow, "g")
-    assert admin_config(slow)["reconnect.backoff.ms"] == "5000"
+    assert "reconnect.backoff.max.ms" not in build_consumer_config(slow, "g")
+    assert build_admin_config(slow)["reconnect.backoff.ms"] == "5000"
 
 
 def test_a_client_that_never_closes_does_not_hold_up_a_task(

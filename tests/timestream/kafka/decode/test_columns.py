@@ -14,7 +14,7 @@ from pyspark.sql.types import (
 from timestream.builders import HEADERS, INSTANT, options, projection
 
 from pyspark_timestream.errors import OptionError, SchemaRefused
-from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.decode.records import METADATA
 
 SPARKS = {
@@ -57,7 +57,7 @@ ORIGINALS = ["original_start_time", "original_end_time"]
     ],
 )
 def test_default_schema_has_sparks_columns_and_filled_metadata(raw, more):
-    schema = default_schema(options(**raw))
+    schema = build_default_schema(options(**raw))
     assert schema.names == [*SPARKS, *more]
     assert schema.types[:7] == list(SPARKS.values())
     instants = {"start_time", "end_time", "original_start_time", "original_end_time", "cti"} | {
@@ -72,7 +72,7 @@ def test_default_schema_has_sparks_columns_and_filled_metadata(raw, more):
 
 def test_a_prefix_renames_all_metadata():
     given = options(metadataPrefix="k_", **CTIS)
-    names = default_schema(given).names
+    names = build_default_schema(given).names
     assert names == [f"k_{name}" for name in [*SPARKS, "start_time", "cti"]]
     assert projection(given).requests("cti")
 
@@ -144,7 +144,7 @@ def test_json_values_without_a_schema_are_refused():
     with pytest.raises(
         SchemaRefused, match=r"'valueFormat' is 'json'.*next step: add it, or leave"
     ):
-        default_schema(options(valueFormat="json"))
+        build_default_schema(options(valueFormat="json"))
 
 
 # -- paths -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pyspark_timestream.errors import (
     DataLost,
     OptionError,
 )
-from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.driver.driver import StreamDriver
@@ -135,7 +135,7 @@ def test_a_clock_is_not_restored_from_the_records_of_a_recreated_topic(fails, ca
 def run_again(run, broker, **raw):
     """The tasks of the batch that `run` has planned last, in a new run."""
     given = options(startingOffsets="earliest", ctiFrequency="2", **raw)
-    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    reader = KafkaStreamReader(given, project(given, build_default_schema(given)))
     reader._driver = StreamDriver(given, broker.connect, create_reader=unreadable)
     return [task.plan for task in reader.partitions(INITIAL_OFFSET, run.offset)]
 

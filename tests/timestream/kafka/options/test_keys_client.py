@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException
 from timestream.builders import GIVEN, options
 
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.client.consumer import consumer_config, create_client
+from pyspark_timestream.kafka.client.consumer import build_consumer_config, create_client
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import ENGINE_OWNED, JVM_ONLY, RUNS_CODE
 
@@ -74,7 +74,7 @@ def test_a_key_that_both_clients_have_is_passed_on(key):
 def test_an_unknown_key_meets_librdkafkas_own_error_without_secrets():
     given = options(**{"kafka.sasl.password": "hunter2", "kafka.no.such": "hunter2"})
     with pytest.raises(OptionError, match=r'property: "no\.such"') as refused:
-        create_client(given.client, lambda: Consumer(consumer_config(given, "group")))
+        create_client(given.client, lambda: Consumer(build_consumer_config(given, "group")))
     assert "hunter2" not in str(refused.value)
 
 
@@ -86,7 +86,7 @@ def test_a_secret_in_librdkafkas_own_words_is_hidden():
         }
     )
     with pytest.raises(OptionError) as refused:
-        create_client(given.client, lambda: Consumer(consumer_config(given, "group")))
+        create_client(given.client, lambda: Consumer(build_consumer_config(given, "group")))
     assert "hunter2" not in str(refused.value)
 
 

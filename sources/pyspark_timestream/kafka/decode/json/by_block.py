@@ -434,7 +434,7 @@ class WireSchemas:
         ]
 
 
-def take_field(tables: list[pa.Table], location: FieldLocation) -> pa.Array:
+def _take_field(tables: list[pa.Table], location: FieldLocation) -> pa.Array:
     """Take a field, perhaps a wider struct, from its table; it is null where a parent is null."""
     column = tables[location.table].column(location.path[0])
     if len(location.path) > 1:
@@ -626,11 +626,11 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
         if isinstance(table, _ParseFailure):
             return table
         tables.append(table)
-    raw = {text: take_field(tables, location) for text, location in raw_locations.items()}
+    raw = {text: _take_field(tables, location) for text, location in raw_locations.items()}
     if any(map(_loses_digits, raw.values())):
         return _ParseFailure(None)
     finished = [
-        convert(take_field(tables, location), field.type, _read_scalars)
+        convert(_take_field(tables, location), field.type, _read_scalars)
         for location, field in zip(column_locations, fields.columns, strict=True)
     ]
     pieces = {text: [column] for text, column in raw.items()}

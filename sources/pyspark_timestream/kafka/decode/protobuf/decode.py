@@ -230,15 +230,15 @@ def _describe_type(field: Any) -> str:
 def _is_map(field: Any) -> bool:
     """Return whether a field is a map."""
     is_message = field.type == field.TYPE_MESSAGE and field.is_repeated
-    return is_message and is_map_entry(field.message_type)
+    return is_message and _is_map_entry(field.message_type)
 
 
-def is_map_entry(message: Any) -> bool:
+def _is_map_entry(message: Any) -> bool:
     """Return whether a message is an entry of a map."""
     return bool(message.GetOptions().map_entry)
 
 
-def name_field(field: Any) -> str:
+def _name_field(field: Any) -> str:
     """Name a field by its number, because two names may differ only in style."""
     return f"f{field.number}"
 
@@ -358,12 +358,12 @@ def _plan_message(field: Any, target: pa.DataType) -> FieldPlan:
             {"value": inner.tree}, lambda array: inner.convert(pc.struct_field(array, "f1"))
         )
     if pa.types.is_binary(target):
-        joins = comes_in_pieces(field)
+        joins = _comes_in_pieces(field)
         return FieldPlan(None, lambda array: keep(_join_pieces(array) if joins else array))
     raise _misfit(field, target, f"{time.words}, a struct or binary" if time else _MESSAGE)
 
 
-def comes_in_pieces(field: Any) -> bool:
+def _comes_in_pieces(field: Any) -> bool:
     """Return whether a message may arrive in several pieces, which form one message when joined.
 
     Those of a oneof and of a map's entry do not: each replaces the one before.
@@ -373,7 +373,7 @@ def comes_in_pieces(field: Any) -> bool:
         field.type == field.TYPE_MESSAGE
         and not field.is_repeated
         and (oneof is None or len(oneof.fields) == 1)
-        and not is_map_entry(field.containing_type)
+        and not _is_map_entry(field.containing_type)
     )
 
 
@@ -395,7 +395,7 @@ def _plan_struct(field: Any, target: pa.StructType) -> FieldPlan:
 
     def convert(array: pa.Array) -> Converted:
         children = [
-            plan.convert(pc.struct_field(array, name_field(source)))
+            plan.convert(pc.struct_field(array, _name_field(source)))
             for source, plan in zip(fields, plans, strict=True)
         ]
         return build_struct(target, children, to_mask(array.is_null()))
@@ -471,7 +471,7 @@ def _plan(
             misfit.accepts,
             "declare one of these, or leave it out",
         ) from None
-    return plan._replace(path=tuple(map(name_field, fields)))
+    return plan._replace(path=tuple(map(_name_field, fields)))
 
 
 def _find_fields(reader: ProtobufReader, path: Path) -> list[Any]:
@@ -545,9 +545,9 @@ class _Describer:
 
     def _add_field(self, message: Any, field: Any, tree: Tree | None) -> Any:
         types = self._types
-        in_pieces = tree is None and comes_in_pieces(field)
+        in_pieces = tree is None and _comes_in_pieces(field)
         descriptor = message.field.add(
-            name=name_field(field),
+            name=_name_field(field),
             number=field.number,
             label=types.LABEL_REPEATED if field.is_repeated or in_pieces else types.LABEL_OPTIONAL,
             type=self._choose_type(field, tree),
@@ -559,7 +559,7 @@ class _Describer:
             field.enum_type.CopyToProto(scope.enum_type.add())
             descriptor.type = types.TYPE_ENUM
             descriptor.type_name = f".{_PACKAGE}.{scope.name}.{scope.enum_type[0].name}"
-        elif self._exact and tree is not None and is_map_entry(field.message_type):
+        elif self._exact and tree is not None and _is_map_entry(field.message_type):
             descriptor.type_name = self._add_entry(message, field, tree)
         elif tree is not None:
             descriptor.type_name = self._add_message(field.message_type, tree)
@@ -614,7 +614,7 @@ def _needs_rewriting(message: Any, tree: Tree) -> bool:
         if field.containing_oneof is not None and len(field.containing_oneof.fields) > 1:
             return True
         if field.type == field.TYPE_MESSAGE and (
-            is_map_entry(field.message_type)
+            _is_map_entry(field.message_type)
             or (inner is not None and _needs_rewriting(field.message_type, inner))
         ):
             return True

@@ -179,7 +179,7 @@ def _order(files: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
     pending = [(name, False) for name in names]
     while pending:
         name, imported = pending.pop()
-        file = well_known(name) or files.get(name)
+        file = _well_known(name) or files.get(name)
         if file is None:
             raise SchemaRefused(
                 f"the Protobuf descriptor lacks the imported file '{name}'",
@@ -207,7 +207,7 @@ def _is_granted(name: str) -> bool:
     return name in _WELL_KNOWN or name in _CONFLUENT
 
 
-def well_known(name: str) -> Any | None:
+def _well_known(name: str) -> Any | None:
     """Return the file `name` if it is one that a set need not contain, else None."""
     libraries = import_libraries()
     if name in _CONFLUENT:
