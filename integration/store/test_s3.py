@@ -13,6 +13,7 @@ from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.storage.location import parse_location
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -44,7 +45,7 @@ def test_batches_are_appended_edited_and_read(
     assert read(spark, bucket, path, series="s0", to="next 1") == [("s0", 16_667, -1)]
     assert len(read(spark, bucket, path)) == 50_000
     assert len(read(spark, bucket, path, query="allEdits")) == 50_001
-    assert verify(path, bucket.options) == []
+    assert verify(parse_location(path, bucket.options)) == []
 
 
 def follow(spark: SparkSession, given: Bucket, path: str, out: Path, checkpoint: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_query_and_a_client_write_at_once_and_a_subscriber_gets_every_event_on
     follow(spark, bucket, path, out, checkpoint)
     got = sorted((row.series, row.sequence) for row in spark.read.json(str(out)).collect())
     assert got == [("a", 7), ("b", 0)]
-    assert verify(path, bucket.options) == []
+    assert verify(parse_location(path, bucket.options)) == []
 
 
 def test_a_bucket_that_is_not_there_and_an_option_that_is_none_are_said_so_without_secrets(

@@ -181,9 +181,8 @@ def _maintain(path: Location, arguments: argparse.Namespace) -> int:
 
 
 def _erase(path: Location, arguments: argparse.Namespace) -> int:
-    erasure = erase(
-        path, arguments.series, arguments.sequence, arguments.reason, principal=arguments.principal
-    )
+    what = arguments.series, arguments.sequence, arguments.reason
+    erasure = erase(Store.open(path), *what, principal=arguments.principal)
     if erasure is None:
         print("all of them were erased before")
         return 0
@@ -207,7 +206,8 @@ def _print_erasure(erasure: Erasure) -> None:
 
 
 def _backup(path: Location, arguments: argparse.Namespace) -> int:
-    done = backup(path, arguments.target, _parse_storage_options(arguments.storage_option))
+    options = _parse_storage_options(arguments.storage_option)
+    done = backup(path, parse_end(arguments.target, options))
     commit = "no commit" if done.commit is None else str(done.commit)
     print(f"{commit} of '{path.root}': {done.files} files, {done.size} bytes")
     return 0

@@ -167,12 +167,12 @@ def carry_out(path, model, step, now):
         _, name, sequence = step
         if sequence < len(model.series.get(name, [])):
             was = {(name, sequence)} <= model.erased
-            act = erase(path, name, sequence, "test", clock=lambda: now)
+            act = erase(Store.open(path), name, sequence, "test", clock=lambda: now)
             assert act is not None or was
             model.erase(name, sequence, set(stored(path, "series", "sequence")))
         else:
             with pytest.raises(NoSuchEvent, match="has no event"):
-                erase(path, name, sequence, "test", clock=lambda: now)
+                erase(Store.open(path), name, sequence, "test", clock=lambda: now)
     elif step == "compact":
         return bool(compact(path, now).removed_events)
     elif step == "merge":

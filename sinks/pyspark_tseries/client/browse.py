@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Event, Lock
 from typing import Any, Final
 
@@ -57,7 +58,7 @@ from pyspark_tseries.model.columns import find_unit
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import now_us
 
 _MAX_CELL: Final = 120
 _LONG: Final = 30
@@ -554,13 +555,11 @@ class StorePage:
                 while len(self._rendered) >= _MAX_RENDERED:
                     del self._rendered[next(iter(self._rendered))]
                 sections = self._rendered[request, width] = self._render_request(
-                    store, view, request, width
+                    view, request, width
                 )
             return True, {"store": self._facts[1], **sections}
 
-    def _render_request(
-        self, store: Store, view: View, request: PageRequest, width: int
-    ) -> dict[str, str]:
+    def _render_request(self, view: View, request: PageRequest, width: int) -> dict[str, str]:
         viewer, values = self._viewer, view.snapshot.values
 
         def list_series() -> str:
@@ -571,14 +570,16 @@ class StorePage:
         def draw() -> str:
             return render_drawn(viewer.draw(view, request, width), request, values, viewer.zone)
 
-        def list_versions() -> str:
-            return render_event(viewer.versions(view, request), request, values, viewer.zone)
+        def list_versions(series: str, event: int) -> str:
+            versions = view.versions(series, event)
+            return render_event(versions, request, values, viewer.zone)
 
         sections = {"series": self._try("Series", list_series)}
         if request.series is not None:
             sections["drawn"] = self._try(request.series, draw)
             if request.event is not None:
-                sections["event"] = self._try(f"Event {request.event:,}", list_versions)
+                versions = partial(list_versions, request.series, request.event)
+                sections["event"] = self._try(f"Event {request.event:,}", versions)
         return sections
 
     def _try(self, heading: str, render: Callable[[], str]) -> str:

@@ -117,13 +117,17 @@ class Follower:
         author: str,
         choice: SeriesChoice,
         start: str | None,
+        starting_sequence: Mapping[str, int] | None,
         *,
         values: bool,
         position: str | None,
-        timeout_s: float | None,
-        poll_s: float | None,
-        starts: Mapping[str, int] | None = None,
+        timeout: float | timedelta | None,
+        poll: float | timedelta | None,
     ) -> None:
+        starts = _parse_starts(starting_sequence)
+        self._timeout_s = _parse_wait("timeout", timeout, 0)
+        usual_s = LOCAL_POLL_S if store.location.is_local else REMOTE_POLL_S
+        self._poll_s = _parse_wait("poll", poll, 0.001) or usual_s
         self._location: Location = store.location
         snapshot = store.snapshot()
         self._values = snapshot.values
@@ -146,9 +150,6 @@ class Follower:
             saved = self._find_start(initial)
         else:
             self._subscription.find_end(saved, 1)  # Refuse a position of another store now.
-        self._timeout_s = timeout_s
-        local_s, remote_s = LOCAL_POLL_S, REMOTE_POLL_S
-        self._poll_s = poll_s or (local_s if store.location.is_local else remote_s)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._ready: deque[Event] = deque()
@@ -273,38 +274,6 @@ class Follower:
         return QueryResult(table, rows.num_rows, "allEdits").events
 
 
-def follow_store(
-    store: Store,
-    author: str,
-    choice_arguments: tuple[Any, str | None, str | None],
-    start: str | None,
-    *,
-    values: bool,
-    position: str | None,
-    timeout: float | timedelta | None,
-    poll: float | timedelta | None,
-    starting_sequence: Mapping[str, int] | None = None,
-) -> Follower:
-    """Check the arguments of `TimeSeries.follow` and return its follower.
-
-    `choice_arguments` are series, prefix and pattern.
-    """
-    choice, starts = parse_choice(*choice_arguments), _parse_starts(starting_sequence)
-    timeout_s, poll_s = _parse_seconds("timeout", timeout, 0), _parse_seconds("poll", poll, 0.001)
-    with explained_failures(store.location):
-        return Follower(
-            store,
-            author,
-            choice,
-            start,
-            values=bool(values),
-            position=position,
-            timeout_s=timeout_s,
-            poll_s=poll_s,
-            starts=starts,
-        )
-
-
 def _limit_after(batch: pa.Table) -> int:
     """Return the number of events that the batch after `batch` may have."""
     if batch.num_rows < MAX_EVENTS:
@@ -382,7 +351,7 @@ def _check_starts(
         )
 
 
-def _parse_seconds(name: str, wait: float | timedelta | None, minimum: float) -> float | None:
+def _parse_wait(name: str, wait: float | timedelta | None, minimum: float) -> float | None:
     if wait is None:
         return None
     seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import datetime_to_us, parse_duration, timedelta_to_us
+from pyspark_timestream.core.instants import datetime_to_us
 from pyspark_timestream.errors import show_value
 from pyspark_timestream.report import format_count
 from pyspark_tseries.chart.figure import Shape
@@ -40,7 +40,7 @@ from pyspark_tseries.client.results import (
 )
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import to_int64
-from pyspark_tseries.model.buckets import Buckets, parse_buckets
+from pyspark_tseries.model.buckets import Buckets, parse_buckets, parse_length
 from pyspark_tseries.model.downsampling import Downsampling, find_bands, plan_downsampling
 from pyspark_tseries.model.ranges import (
     FULL_RANGE,
@@ -175,29 +175,6 @@ class BucketQuery:
         )
 
 
-def begin_buckets(
-    query: Query,
-    columns: tuple[str, ...] | None,
-    open_view: Callable[[], View],
-    width: str | timedelta,
-    timezone: str | None,
-    origin: datetime | None,
-) -> BucketQuery:
-    """Return a query by buckets of the events of `query`.
-
-    Raises:
-        InvalidQuery: as `parse_buckets`; the query is not one of values, or has chosen columns.
-    """
-    check_values(query, "buckets")
-    if columns is not None:
-        raise InvalidQuery(
-            f"columns{columns!r} belongs to queries of events",
-            "aggregate(), which names the columns of buckets",
-            "leave columns() out",
-        )
-    return BucketQuery(query, parse_buckets(width, timezone, origin), open_view=open_view)
-
-
 @dataclass(frozen=True, slots=True)
 class GapQuery:
     """An immutable query for gaps.
@@ -230,31 +207,6 @@ class GapQuery:
         """
         choice = parse_choice(series, prefix, pattern)
         return self.open_view().gaps(self.asked, choice, self.longer_than_us)
-
-
-def begin_gaps(
-    query: Query, open_view: Callable[[], View], longer_than: str | timedelta
-) -> GapQuery:
-    """Return a query for the gaps between the events of `query`.
-
-    Raises:
-        InvalidQuery: `longer_than` is not a duration, or negative, or the query is not of values.
-    """
-    check_values(query, "gaps")
-    try:
-        if isinstance(longer_than, timedelta):
-            us = timedelta_to_us(longer_than, InvalidQuery)
-        else:
-            us = parse_duration(longer_than)
-    except (ValueError, AttributeError):  # An object without `strip` is not a text.
-        us = -1
-    if us < 0:
-        raise InvalidQuery(
-            f"longer_than {show_value(longer_than)} is not the length of a gap",
-            "a duration of 0 or more, such as '5 minutes' or a timedelta",
-            "correct it",
-        )
-    return GapQuery(query, us, open_view)
 
 
 @dataclass(frozen=True, eq=False)
@@ -524,15 +476,31 @@ class RangeQuery:
             InvalidQuery: a width, zone or origin that buckets cannot have, or a query that is not
                 one of values.
         """
-        return begin_buckets(self.asked, self.wanted, self.open_view, width, timezone, origin)
+        check_values(self.asked, "buckets")
+        if self.wanted is not None:
+            raise InvalidQuery(
+                f"columns{self.wanted!r} belongs to queries of events",
+                "aggregate(), which names the columns of buckets",
+                "leave columns() out",
+            )
+        buckets = parse_buckets(width, timezone, origin)
+        return BucketQuery(self.asked, buckets, open_view=self.open_view)
 
     def gaps(self, longer_than: str | timedelta) -> GapQuery:
         """Ask where neighbouring originals of a series are further apart than a duration.
 
         Raises:
-            InvalidQuery: no duration, or a query that is not one of values.
+            InvalidQuery: no duration, a negative one, or a query that is not one of values.
         """
-        return begin_gaps(self.asked, self.open_view, longer_than)
+        check_values(self.asked, "gaps")
+        us = parse_length(longer_than)
+        if us is None:
+            raise InvalidQuery(
+                f"longer_than {show_value(longer_than)} is not the length of a gap",
+                "a duration of 0 or more, such as '5 minutes' or a timedelta",
+                "correct it",
+            )
+        return GapQuery(self.asked, us, self.open_view)
 
     def _begin_edit_range(self, name: str, kind: str) -> "RangeQuery":
         if self.asked.kind == "values":

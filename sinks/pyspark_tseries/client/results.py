@@ -18,13 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import (
-    FINAL_US,
-    MIN_US,
-    format_instant,
-    parse_duration,
-    timedelta_to_us,
-)
+from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_instant
 from pyspark_timestream.core.processes import lazy
 from pyspark_timestream.errors import compose_message, show_value
 from pyspark_timestream.report import PAGES, format_count, html_table
@@ -41,7 +35,7 @@ from pyspark_tseries.chart.figure import (
 from pyspark_tseries.chart.svg import draw_svg
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.arrays import is_same, to_int64
-from pyspark_tseries.model.buckets import parse_zone
+from pyspark_tseries.model.buckets import parse_length, parse_zone
 from pyspark_tseries.model.columns import (
     EDIT_TIME,
     EVENT_FIELDS,
@@ -194,15 +188,8 @@ def _check_size(name: str, size: int, ends: tuple[int, int]) -> int:
 def _parse_gap(gap: str | timedelta | None) -> int | str | None:
     if gap is None or gap == USUAL:
         return gap  # type: ignore[return-value]
-    try:
-        us = (
-            timedelta_to_us(gap, InvalidQuery)
-            if isinstance(gap, timedelta)
-            else parse_duration(gap)
-        )
-    except (ValueError, AttributeError):
-        us = -1
-    if us < 0:
+    us = parse_length(gap)
+    if us is None:
         raise InvalidQuery(
             f"longest_gap {show_value(gap)} is not the length of a gap",
             f"a duration such as '5 minutes', a timedelta, '{USUAL}', or None for lines without "

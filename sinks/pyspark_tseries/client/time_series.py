@@ -30,7 +30,7 @@ from pyspark_tseries.client.convert import (
     parse_values,
     stage_given_rows,
 )
-from pyspark_tseries.client.follow import Follower, follow_store
+from pyspark_tseries.client.follow import Follower
 from pyspark_tseries.client.questions import Questions
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
@@ -63,7 +63,7 @@ from pyspark_tseries.model.properties import (
     parse_policy,
     tseries_properties,
 )
-from pyspark_tseries.model.ranges import RetainedRange, format_range, to_whole
+from pyspark_tseries.model.ranges import RetainedRange, format_range, parse_choice, to_whole
 from pyspark_tseries.options import author_or_user, parse_argument
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.erasures import Erasure
@@ -456,16 +456,16 @@ class TimeSeries(Questions):
             PermissionDenied: the author may not read, or may not ask for the past
                 (`query_obsolete`) with `starting_sequence`.
         """
-        return follow_store(
+        return Follower(
             self._store,
             self._author,
-            (series, prefix, pattern),
+            parse_choice(series, prefix, pattern),
             start,
-            values=values,
+            starting_sequence,
+            values=bool(values),
             position=position,
             timeout=timeout,
             poll=poll,
-            starting_sequence=starting_sequence,
         )
 
     def rollup(
@@ -574,7 +574,8 @@ class TimeSeries(Questions):
             PermissionDenied: the store has a policy, and the author is not an owner.
             StoreBusy: other writers won every attempt.
         """
-        return erase(self._store.location, series, sequences, reason, principal=self._author)
+        self._store.refresh()
+        return erase(self._store, series, sequences, reason, principal=self._author)
 
     def erasures(self) -> list[Erasure]:
         """Return the erasures, oldest first, with the files that still hold some."""

@@ -349,12 +349,6 @@ class StoreViewer:
             bucket_us=bucket_us,
         )
 
-    def versions(self, view: View, request: PageRequest) -> pa.Table:
-        """Return the versions of the event of a request."""
-        assert request.series is not None
-        assert request.event is not None
-        return view.versions(request.series, request.event)
-
 
 def _search(names: pa.Array, search: str) -> pa.Array:
     if not search:

@@ -202,11 +202,7 @@ def _run_in_subprocess(location: Location) -> None:
         process.wait()
 
 
-def maintain(
-    path: str | Location,
-    storage_options: Mapping[str, str] | None = None,
-    principal: str | None = None,
-) -> MaintenanceResult | None:
+def maintain(path: str | Location, principal: str | None = None) -> MaintenanceResult | None:
     """Merge due files and remove obsolete ones; return None if another process is doing so.
 
     Record an error for `describe`; the next round tries again.
@@ -216,8 +212,7 @@ def maintain(
         TseriesError: there is no such store, or it cannot be opened.
         OSError: a file could not be read or removed.
     """
-    author = author_or_user(principal)
-    store = open_as_owner(path, storage_options, author, "maintain the store")
+    store = open_as_owner(path, author_or_user(principal), "maintain the store")
     with exclusive(store.location, MAINTENANCE_LOCK) as lock:
         return None if lock is None else _run_round(store)
 

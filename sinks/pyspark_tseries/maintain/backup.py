@@ -51,11 +51,7 @@ class BackupResult:
     size: int
 
 
-def backup(
-    path: str | Location,
-    target: str | Location,
-    storage_options: Mapping[str, str] | None = None,
-) -> BackupResult:
+def backup(path: str | Location, target: str | Location) -> BackupResult:
     """Copy the store at `path`, up to its last commit, to `target`; the copy is a store.
 
     Writers, readers and maintenance go on meanwhile. `target` is a directory or a prefix of an
@@ -67,7 +63,7 @@ def backup(
         StoreBusy: files were removed before they were copied, again and again.
         OSError: a file cannot be read or written.
     """
-    source, to = parse_end(path, storage_options), parse_end(target, storage_options)
+    source, to = parse_location(path), parse_location(target)
     store = Store.open(source)  # Run the checks that `open_damaged` leaves out.
     _refuse_target(source, to)
     if to.is_local:

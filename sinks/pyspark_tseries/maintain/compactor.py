@@ -106,11 +106,6 @@ def _group_files(data: Sequence[DataFile]) -> list[list[DataFile]]:
     return [list(files) for _, files in groupby(ordered, key=lambda file: file.file_group)]
 
 
-def find_horizon(commit: Int64Array, commit_us: Int64Array, latest_us: int) -> int:
-    """Return the last commit not later than `latest_us`; -1 if there is none."""
-    return int(commit[commit_us <= latest_us].max(initial=-1))
-
-
 def select_kept_events(
     events: pa.Table, states: pa.Table, index: SeriesIndex, retained: RetainedRange, horizon: int
 ) -> BoolArray:
@@ -159,7 +154,6 @@ class CompactionResult:
 def compact(
     path: str | Location,
     now_us: int | None = None,
-    storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
 ) -> CompactionResult:
     """Merge all files of the store at `path` and remove events out of the retained range.
@@ -173,8 +167,7 @@ def compact(
         WrongClock: this machine's clock is far ahead, or was when the last commit was made.
         UnusableStore: the log and the files disagree; nothing is changed.
     """
-    author = author_or_user(principal)
-    store = open_as_owner(path, storage_options, author, "compact the store")
+    store = open_as_owner(path, author_or_user(principal), "compact the store")
     now_us = store.read_clock() if now_us is None else now_us
     return merge_file_groups(store, now_us, everything=True)
 
@@ -296,12 +289,13 @@ class Merge:
         return is_whole and (is_limited or "floor_sequence" in self._index.columns)
 
     def _find_horizon(self, latest_us: int) -> int:
+        """Return the last commit not later than `latest_us`; -1 if there is none."""
         newest, columns = -1, ("commit", "commit_time")
         schema = select_fields(self._schema, columns)
         large = (scan_file(self._location, file, schema) for file in self._large)
         for rows in chain(self._small.values(), *large):
             commit, us = (to_int64(rows[name]) for name in columns)
-            newest = max(newest, find_horizon(commit, us, latest_us))
+            newest = max(newest, int(commit[us <= latest_us].max(initial=-1)))
         return newest
 
     def _note_small(self, rows: pa.Table) -> pa.Table:

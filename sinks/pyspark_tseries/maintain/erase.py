@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -52,13 +52,7 @@ from pyspark_tseries.storage.erasures import (
     read_records,
     write_record,
 )
-from pyspark_tseries.storage.location import (
-    LOG_FOLDER,
-    Location,
-    exclusive,
-    list_event_files,
-    parse_location,
-)
+from pyspark_tseries.storage.location import LOG_FOLDER, Location, exclusive, list_event_files
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, base_fields, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot, write_head
 from pyspark_tseries.store.admin_commits import add_columns, require_owner
@@ -270,31 +264,28 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
 
 
 def erase(
-    path: str | Location,
+    store: Store,
     series: str,
     sequences: int | Iterable[int],
     reason: str,
     *,
     principal: str | None = None,
-    storage_options: Mapping[str, str] | None = None,
     clock: Callable[[], int] = now_us,
 ) -> Erasure | None:
     """Erase the values of events of `series`, and those of all edits of them.
 
     Args:
-        path: a local path, a `file:` URI or an `s3:` URI.
+        store: the store, up to date.
         series: the name of the series.
         sequences: the sequences of originals, or of single edits.
         reason: the reason, which the erasure keeps.
         principal: who does it; None: the OS user.
-        storage_options: how to reach an object store; see `STORAGE_OPTIONS`.
         clock: the wall clock, in microseconds.
 
     Returns:
         The erasure; None if all of them were erased before.
 
     Raises:
-        NoSuchStore: there is none.
         NoSuchEvent: the series has never had one of the events; nothing is erased.
         IncompatibleValue: the name, a sequence or the reason is not valid.
         PermissionDenied: the store has a policy, and the principal is not an owner.
@@ -302,23 +293,10 @@ def erase(
         WrongClock: the clock is far ahead, or was when the last commit was made.
         OSError: the storage failed.
     """
-    store, author = Store.open(parse_location(path, storage_options)), author_or_user(principal)
-    return erase_events(store, series, sequences, reason, principal=author, clock=clock)
-
-
-def erase_events(
-    store: Store,
-    series: str,
-    sequences: int | Iterable[int],
-    reason: str,
-    *,
-    principal: str,
-    clock: Callable[[], int] = now_us,
-) -> Erasure | None:
-    """Erase events as `erase` does, in an open store."""
     checked = _check_arguments(series, sequences, reason)
-    require_owner(store, principal, "erase values")
-    change = _ErasureCommit(store, series, checked, reason, principal)
+    author = author_or_user(principal)
+    require_owner(store, author, "erase values")
+    change = _ErasureCommit(store, series, checked, reason, author)
     change.check(store.index())
     add_columns(store, [ERASURE_FIELD])
     try:

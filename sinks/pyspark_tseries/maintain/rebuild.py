@@ -32,7 +32,7 @@ from pyspark_tseries.storage.data_files import (
     logged_series_bounds,
 )
 from pyspark_tseries.storage.erasures import list_records
-from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import base_fields, scan_file, scan_state
 from pyspark_tseries.storage.snapshot import load_index, read_head_metadata, readable_metadata
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
@@ -210,11 +210,7 @@ def _find_last_erasure(store: Store, known_id: str | None) -> str | None:
     return known_id if last_erasure is None else last_erasure.id
 
 
-def rebuild(
-    path: str | Location,
-    storage_options: Mapping[str, str] | None = None,
-    principal: str | None = None,
-) -> int:
+def rebuild(path: str | Location, principal: str | None = None) -> int:
     """Rebuild the head of the store at `path` from its events; return the number of series.
 
     Take the counts of dropped and adjusted rows, the policy and a changed retained range from the
@@ -225,7 +221,7 @@ def rebuild(
         NoSuchStore: there is none.
         OSError: a file of events cannot be read; see `verify`.
     """
-    store = Store.open_damaged(parse_location(path, storage_options))
+    store = Store.open_damaged(path)
     store.log.check()
     require_owner(store, author_or_user(principal), "make the head again")
 

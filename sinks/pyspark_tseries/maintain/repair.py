@@ -22,7 +22,7 @@ import pathlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
@@ -605,7 +605,6 @@ def repair(
     *,
     dry_run: bool = False,
     give_up: bool = False,
-    storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
 ) -> RepairResult:
     """Repair the store at `path` as far as possible; report the repairs and the losses.
@@ -622,7 +621,7 @@ def repair(
         StoreBusy: another writer won every attempt.
         WrongClock: this machine's clock is ahead of the storage's.
     """
-    location, author = parse_location(path, storage_options), author_or_user(principal)
+    location, author = parse_location(path), author_or_user(principal)
     require_owner(location, author, "repair the store")
     # A clock that is ahead would add damage. Do not check the last commit: it may be damaged.
     check_commit_time(location.root, NEVER_US, now_us(), location.clock_us(), same_machine=False)

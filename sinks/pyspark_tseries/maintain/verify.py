@@ -471,7 +471,7 @@ MAX_RANGE_BYTES = 64 * 1024 * 1024
 MAX_LOST_SERIES = 100
 
 
-def verify(path: str | Location, storage_options: Mapping[str, str] | None = None) -> list[Finding]:
+def verify(path: str | Location) -> list[Finding]:
     """Return the damage of the store at `path`; an empty list if it is sound.
 
     Raises:
@@ -479,7 +479,7 @@ def verify(path: str | Location, storage_options: Mapping[str, str] | None = Non
         UnusableStore: the store cannot be opened at all.
         ValueError: `path` is empty or a URI of another kind.
     """
-    location = parse_location(path, storage_options)
+    location = parse_location(path)
     damage = find_log_damage(location) if location.is_local else None
     if damage is not None:
         return [Finding.of(damage)]

@@ -257,15 +257,7 @@ def _parse_width(width: str | timedelta) -> tuple[int, int]:
     if isinstance(width, str) and (calendar := _CALENDAR.fullmatch(width.strip())):
         us, months = 0, int(calendar[1]) * _MONTHS[calendar[2].lower()]
     else:
-        months = 0
-        try:
-            us = (
-                timedelta_to_us(width, InvalidQuery)
-                if isinstance(width, timedelta)
-                else parse_duration(width)
-            )
-        except (ValueError, AttributeError):
-            us = 0
+        us, months = parse_length(width) or 0, 0
     if not 0 < us <= FINAL_US - MIN_US and not 0 < months <= 12 * 10_000:
         raise InvalidQuery(
             f"{width!r} is not the width of buckets",
@@ -274,6 +266,18 @@ def _parse_width(width: str | timedelta) -> tuple[int, int]:
             "correct it",
         )
     return us, months
+
+
+def parse_length(length: object) -> int | None:
+    """Return a text or timedelta in microseconds; None if it is no duration of 0 or more."""
+    try:
+        if isinstance(length, timedelta):
+            us = timedelta_to_us(length, InvalidQuery)
+        else:
+            us = parse_duration(length)  # type: ignore[arg-type]
+    except (ValueError, AttributeError):  # What has no `strip` is not a text.
+        return None
+    return us if us >= 0 else None
 
 
 def parse_zone(

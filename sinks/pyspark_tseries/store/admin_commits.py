@@ -21,18 +21,16 @@ from pyspark_tseries.model.properties import AccessCheck, Policy, format_policy,
 from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import SeriesIndex, make_full_table, next_metadata
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
-from pyspark_tseries.storage.location import Location, parse_location, sync
+from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.storage.snapshot import readable_metadata, write_head
 from pyspark_tseries.store.log_entries import NewEntry, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.batch import PreparedCommit
 
 
-def open_as_owner(
-    path: str | Location, storage_options: Mapping[str, str] | None, principal: str, to_do: str
-) -> Store:
+def open_as_owner(path: str | Location, principal: str, to_do: str) -> Store:
     """Return the store at `path` if the principal may administer it; raise what both checks do."""
-    store = Store.open(parse_location(path, storage_options))
+    store = Store.open(path)
     require_owner(store, principal, to_do)
     return store
 
@@ -43,8 +41,7 @@ def require_owner(store: Store | Location, principal: str, to_do: str) -> None:
     If the head cannot be read, the newest readable one counts, as in a rebuild. At the location of
     a damaged store it also decides if even the log cannot be read.
     """
-    policy = _read_policy(store)
-    AccessCheck(policy, principal).require("own", to_do)
+    AccessCheck(_read_policy(store), principal).require("own", to_do)
 
 
 def _read_policy(store: Store | Location) -> Policy | None:

@@ -113,7 +113,7 @@ class Program:
             set_retained_range(self.store, what, now, "me")
         elif act == "erase":
             try:
-                erase(self.path, *what, "test", clock=lambda: now)
+                erase(Store.open(self.path), *what, "test", clock=lambda: now)
             except NoSuchEvent:
                 return
         elif act == "compact":

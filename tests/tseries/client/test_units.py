@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_tseries import IncompatibleValue, PermissionDenied, TimeSeries
-from pyspark_tseries.maintain.backup import backup, parse_end
+from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.columns import find_unit
 from pyspark_tseries.storage.location import parse_location
@@ -54,7 +54,7 @@ def test_a_unit_stays_after_compaction_rebuild_and_in_copies(store, tmp_path):
     rebuild(parse_location(tmp_path / "s"), principal="me")
     assert units(TimeSeries.open(tmp_path / "s")) == {"celsius": "°C"}
     shutil.copytree(tmp_path / "s", tmp_path / "copied")
-    backup(parse_end(str(tmp_path / "s"), {}), str(tmp_path / "kept"), {})
+    backup(str(tmp_path / "s"), str(tmp_path / "kept"))
     for name in ("copied", "kept"):
         assert units(TimeSeries.open(tmp_path / name)) == {"celsius": "°C"}
 

@@ -216,12 +216,12 @@ def test_query_and_subscriber_go_on_with_the_backup_of_store_and_checkpoint(tmp_
 
 def test_backup_between_a_disk_and_an_object_store_keeps_all(tmp_path, store, bucket):  # noqa: F811
     there = bucket.uri("backups/one")
-    done = backup(store.root, there, bucket.options)
+    done = backup(store.root, parse_location(there, bucket.options))
     remote = Store.open(parse_location(there, bucket.options))
     assert (last_commit_id(remote), remote.id) == (done.commit, store.id)
     with pytest.raises(UnusableStore, match="is not empty"):
-        backup(store.root, there, bucket.options)
-    back = backup(parse_location(there, bucket.options), str(tmp_path / "b"), bucket.options)
+        backup(store.root, parse_location(there, bucket.options))
+    back = backup(parse_location(there, bucket.options), str(tmp_path / "b"))
     assert back.commit == done.commit
     assert stored(tmp_path / "b", *EVENT) == stored(tmp_path / "s", *EVENT)
     assert verify(str(tmp_path / "b")) == []

@@ -35,7 +35,7 @@ from pyspark_tseries.__main__ import main
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import compact, merge_file_groups
-from pyspark_tseries.maintain.erase import erase_events, find_last_gap
+from pyspark_tseries.maintain.erase import erase, find_last_gap
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
@@ -519,7 +519,7 @@ def test_an_edit_with_the_time_of_an_erased_original_gives_it_to_no_other_event(
 def erase_meeting(path, sequence, *others, after=(), commits=200):
     """Erase an event, with others on other hosts around the first publication."""
     store = Meeting(Store.open(str(path)), before=others, after=after, commits=commits)
-    return erase_events(store, "a", sequence, "asked for", principal="me")
+    return erase(store, "a", sequence, "asked for", principal="me")
 
 
 def test_an_edit_that_came_first_is_erased_too(series, path):
@@ -559,7 +559,7 @@ def test_an_act_that_came_first_makes_a_compaction_start_again(series, path, mon
 
 def test_an_edit_prepared_before_the_act_is_refused_after_it(series, path):
     other = rival(Store.open(str(path)))
-    act = lambda: erase_events(other, "a", 2, "asked for", principal="me")  # noqa: E731
+    act = lambda: erase(other, "a", 2, "asked for", principal="me")  # noqa: E731
     late = TimeSeries(Meeting(Store.open(str(path)), before=[act]), "me", auto_compact=False)
     with pytest.raises(NoSuchEvent, match="was erased"):
         late.edit("a", 2, SECRET)

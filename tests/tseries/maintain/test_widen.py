@@ -425,7 +425,7 @@ def test_the_change_takes_in_what_others_do_before_each_of_its_attempts(series, 
     steps = [
         lambda: other().append("c", value(40)),
         lambda: other().edit("a", 0, value(44)),
-        lambda: erase(str(path), "b", 3, "asked for", principal="me"),
+        lambda: erase(Store.open(str(path)), "b", 3, "asked for", principal="me"),
         lambda: merge_file_groups(rival(store), now_us(), everything=True),
         lambda: add_columns(rival(store), [pa.field("late", pa.int16())]),
         lambda: other().set_retained_range("limit 100"),

@@ -164,7 +164,7 @@ OWNERS_METHODS = {
 DOORS = {
     "maintain.background.maintain": maintain,
     "maintain.compactor.compact": compact,
-    "maintain.erase.erase": lambda path, **who: erase(path, "a", 0, "asked for", **who),
+    "maintain.erase.erase": lambda path, **who: erase(Store.open(path), "a", 0, "asked for", **who),
     "maintain.rebuild.rebuild": rebuild,
     "maintain.repair.repair": repair,
     "options.ReadOptions": lambda path, **who: _reader(path, who).reader(_schema(path)),
