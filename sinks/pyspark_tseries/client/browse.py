@@ -54,7 +54,7 @@ from pyspark_tseries.client.viewer import (
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan
 from pyspark_tseries.maintain.compactor import MIN_GROUPS_TO_MERGE
-from pyspark_tseries.model.columns import find_unit
+from pyspark_tseries.model.columns import label_column
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.location import Location
@@ -367,13 +367,8 @@ def _render_events(
                 to_html(_cut(format_cell(cells["author"], zone))),
             ]
         )
-    head = ("event", "time", *map(_name_column, values), "author")
+    head = ("event", "time", *map(label_column, values), "author")
     return f"<h3>Newest events</h3>{_scroll(head, rows, 'events')}"
-
-
-def _name_column(field: pa.Field) -> str:
-    unit = find_unit(field)
-    return f"{field.name} ({unit})" if unit else str(field.name)
 
 
 def _scroll(head: Sequence[str], rows: Sequence[Sequence[str]], key: str) -> str:
@@ -417,7 +412,7 @@ def render_event(
                 to_html(_cut(erased)),
             ]
         )
-    head = ["sequence", "what", "who", "time", *map(_name_column, values), "commit", "stored"]
+    head = ["sequence", "what", "who", "time", *map(label_column, values), "commit", "stored"]
     head.append("erased")
     if not any(cells[-1] for cells in rows):
         head, rows = head[:-1], [cells[:-1] for cells in rows]

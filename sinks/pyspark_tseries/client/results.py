@@ -41,7 +41,7 @@ from pyspark_tseries.model.columns import (
     EVENT_FIELDS,
     INSTANT,
     ORIGINAL_FIELDS,
-    find_unit,
+    label_column,
     widen_rows,
 )
 from pyspark_tseries.model.ranges import to_whole
@@ -306,8 +306,7 @@ def _render_rows(table: pa.Table, zone: str | None) -> str:
     if "series" in table.column_names and len(table["series"].unique()) < 2:
         hidden.add("series")
     names = [name for name in newest.column_names if name not in hidden]
-    units = [find_unit(table.schema.field(name)) for name in names]
-    heads = [f"{name} ({unit})" if unit else name for name, unit in zip(names, units, strict=True)]
+    heads = [label_column(table.schema.field(name)) for name in names]
     columns = ([format_cell(cell, zone) for cell in newest[name]] for name in names)
     return html_table(heads, list(zip(*columns, strict=True)))
 

@@ -30,7 +30,7 @@ from pyspark_tseries.client.results import (
 )
 from pyspark_tseries.client.time_series import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.columns import RESERVED_NAMES, find_unit
+from pyspark_tseries.model.columns import RESERVED_NAMES, label_column
 from pyspark_tseries.model.downsampling import FUNCTIONS
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.location import Location
@@ -320,8 +320,7 @@ def _list_newest(
         columns = ["series", "timestamp", *arguments.column]
     table = store.latest(all_names[:max_series], columns=columns).table
     names = [name for name in table.column_names if name not in _HIDDEN]
-    units = [find_unit(table.schema.field(name)) for name in names]
-    heads = [f"{name} ({unit})" if unit else name for name, unit in zip(names, units, strict=True)]
+    heads = [label_column(table.schema.field(name)) for name in names]
     columns = [[_show_cell(cell, zone) for cell in table[name]] for name in names]
     rows = [[style.text(cell) for cell in row] for row in (heads, *zip(*columns, strict=True))]
     lines = align_within(rows, style.width)

@@ -41,10 +41,10 @@ from pyspark_tseries.model.ranges import Query, min_retained
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import Scope, may_hide, select_visible, take_latest_edits
 from pyspark_tseries.read.view import View, list_series
-from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
+from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import ANY_VALUE, FOOTER_CACHE, RowFilter, read_rows
+from pyspark_tseries.storage.row_reader import RowFilter, load_footer, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -358,8 +358,7 @@ class _StoreCache:
         """Return the number of the file's layout: files with equal columns and types share one."""
         number = self._layout_of.get(file.path)
         if number is None:
-            with explain_read_errors(self._location, file):
-                schema = FOOTER_CACHE.get(self._location, file).metadata.schema
+            schema = load_footer(self._location, file).metadata.schema
             numbers = [
                 n
                 for n, (known_schema, _) in enumerate(self._layouts)
@@ -389,8 +388,7 @@ class _StoreCache:
         schema = query_schema(snapshot.values)
         files = [file for file in snapshot.files if file.kind == "edit"]
         if snapshot.as_of is not None:
-            early = RowFilter(commits=(ANY_VALUE[0], snapshot.as_of))
-            return read_rows(self._location, files, schema, early)
+            return read_rows(self._location, files, schema, RowFilter(commits=snapshot.commits))
         for file in files:
             if file.path not in self._edits:
                 rows = read_rows(self._location, [file], schema, RowFilter())

@@ -36,7 +36,6 @@ from pyspark_tseries.model.commits import COMMITS_PER_MAINTENANCE, is_maintenanc
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import (
-    LOG_FOLDER,
     Location,
     bears_tag,
     exclusive,
@@ -55,6 +54,7 @@ from pyspark_tseries.store.checkpoints import (
 from pyspark_tseries.store.commit_history import keep_history
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import list_log_files, read_plain_entry
+from pyspark_tseries.store.log_entries import checkpoint_path
 from pyspark_tseries.store.store import Store
 
 REMOVED_FILE_RETENTION_HOURS: Final = 1
@@ -374,9 +374,8 @@ def _list_removed_small_files(location: Location, newest: int) -> dict[str, int]
 
 def _read_removed(location: Location, version: int) -> dict[str, int | None]:
     """Return the removed files in the checkpoint `version`, with their times in milliseconds."""
-    path = location.file(LOG_FOLDER, f"{version:020d}.checkpoint.parquet")
     try:
-        with location.read(path) as file:
+        with location.read(checkpoint_path(location, version)) as file:
             names = ["remove.path", "remove.deletionTimestamp"]
             table = pq.ParquetFile(file).read(columns=names)
     except (FileNotFoundError, pa.ArrowException):

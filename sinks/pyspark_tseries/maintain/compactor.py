@@ -53,7 +53,6 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import (
     ALL_ROWS,
     CPU_COUNT,
-    FOOTER_CACHE,
     MAX_REMOTE_READS,
     SMALL_PIECE_ROWS,
     FilePiece,
@@ -64,6 +63,7 @@ from pyspark_tseries.storage.row_reader import (
     RowFilter,
     assemble_pieces,
     cast_columns,
+    load_footer,
     map_parallel,
     plan_pieces,
     read_pieces,
@@ -273,7 +273,8 @@ class Merge:
                 field.type == pa.string()
                 and field.name not in distinct
                 and all(
-                    _footer(self._location, file).is_repetitive(field.name) for file in self._large
+                    load_footer(self._location, file).is_repetitive(field.name)
+                    for file in self._large
                 )
             ):
                 column_index = schema.get_field_index(field.name)
@@ -571,7 +572,7 @@ class SortedFile:
 
     def _plan(self) -> list[FilePiece]:
         if self._pieces is None:
-            footer = _footer(self._location, self._file)
+            footer = load_footer(self._location, self._file)
             self._pieces = plan_pieces(self._file, footer, ALL_ROWS, 1)
         return self._pieces
 
@@ -619,13 +620,8 @@ def _decode_large(table: pa.Table) -> pa.Table:
     return table
 
 
-def _footer(location: Location, file: DataFile) -> Footer:
-    with files.explain_read_errors(location, file):
-        return FOOTER_CACHE.get(location, file)
-
-
 def _estimate_row_bytes(location: Location, file: DataFile, schema: pa.Schema) -> int:
-    metadata = _footer(location, file).metadata
+    metadata = load_footer(location, file).metadata
     stored = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     size: int = stored // max(metadata.num_rows, 1)
     return max(size, sum(_least_bytes(field.type) for field in schema)) + 1

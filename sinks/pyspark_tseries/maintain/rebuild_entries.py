@@ -100,6 +100,7 @@ from pyspark_tseries.store.log_entries import (
     TornEntry,
     add_files,
     adopt_entry,
+    checkpoint_path,
     correct_bit,
     entry_path,
     format_entry,
@@ -232,7 +233,9 @@ def _rebuild_change(log: _KnownLog, version: int) -> tuple[bytes | None, str]:
         columns = _find_unknown_columns(log, pa.schema(table.schema()))
         if columns:
             table.alter.add_columns(Schema.from_arrow(pa.schema(columns)).fields)
-            path = os.path.join(copy, LOG_FOLDER, os.path.basename(_entry_path(log, version)))
+            path = os.path.join(
+                copy, LOG_FOLDER, os.path.basename(entry_path(log.location, version))
+            )
             with open(path, "rb") as file:
                 content = adopt_entry(file.read(), version - 1, log.location.uri)
             names = ", ".join(f"'{column.name}'" for column in columns)
@@ -260,7 +263,7 @@ def _files_at_base(log: _KnownLog) -> set[str]:
     """Return the files that the checkpoint before the entries names, even as removed."""
     if log.base < 0:
         return set()
-    path = log.location.file(LOG_FOLDER, f"{log.base:020d}.checkpoint.parquet")
+    path = checkpoint_path(log.location, log.base)
     table = pq.read_table(path, columns=["add.path", "remove.path"], partitioning=None)
     columns = (table[name].combine_chunks() for name in table.column_names)
     return {path for column in columns for path in column.field("path").drop_null().to_pylist()}
@@ -278,10 +281,8 @@ def _has_replaced_files(log: _KnownLog) -> bool:
 
 
 def _number(entry: Entry) -> int | None:
-    if entry.own is None or HEAD_TRANSACTION not in entry.transactions:
-        return None
-    number = entry.own.get("commit")
-    return number if isinstance(number, int) else None
+    """Return the number of a commit of events; None for another entry."""
+    return entry.commit if HEAD_TRANSACTION in entry.transactions else None
 
 
 def _commit_before(log: _KnownLog, version: int, heads: Mapping[int, CommitMetadata]) -> int:
@@ -366,33 +367,16 @@ def _find_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, Fi
         ).items():
             path_fields = _OWN_FILE.fullmatch(path)
             if path_fields and int(path_fields["commit"]) == number and path not in named_paths:
-                size = int(removed_file.get("size") or 0)
-                files[path] = (
-                    int(path_fields["head"], 16),
-                    FileAction(
-                        path=path,
-                        size=size,
-                        kind=path_fields["kind"],
-                        time_ms=0,
-                        changes_rows=True,
-                        statistics="{}",
-                    ),
-                )
+                size, kind = int(removed_file.get("size") or 0), path_fields["kind"]
+                action = FileAction(path, size, kind, 0, statistics="{}")
+                files[path] = int(path_fields["head"], 16), action
     for file in list_event_files(log.location):
         path_fields = _OWN_FILE.fullmatch(file.path)
         if path_fields and int(path_fields["commit"]) == number and file.path not in named_paths:
             columns = ["series", "sequence", "timestamp"]
             rows = pq.read_table(file.full, columns=columns, partitioning=None)
             size, time_ms = log.location.size(file.full), file.modified_ns // 1_000_000
-            stats = compute_stats(rows).to_json()
-            action = FileAction(
-                path=file.path,
-                size=size,
-                kind=path_fields["kind"],
-                time_ms=time_ms,
-                changes_rows=True,
-                statistics=stats,
-            )
+            (action,) = add_files([WrittenFile(file.path, size, compute_stats(rows))], time_ms)
             files[file.path] = int(path_fields["head"], 16), action
     return list(files.values())
 
@@ -409,18 +393,14 @@ def _fits(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) ->
 @contextlib.contextmanager
 def _shadow(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) -> Iterator[str]:
     """Provide a directory with the log up to the entry `last_version`, including `entries`."""
-    broken = [os.path.basename(_entry_path(log, version)) for version in log.damage]
+    broken = [os.path.basename(entry_path(log.location, version)) for version in log.damage]
     with shadow_log(log.location, last_version, [*broken, *log.torn, LAST_CHECKPOINT]) as copy:
         for entry in entries:
             if entry.version <= last_version:
-                name = os.path.basename(_entry_path(log, entry.version))
+                name = os.path.basename(entry_path(log.location, entry.version))
                 with open(os.path.join(copy, LOG_FOLDER, name), "wb") as file:
                     file.write(entry.content)
         yield copy
-
-
-def _entry_path(log: _KnownLog, version: int) -> str:
-    return entry_path(log.location, version)
 
 
 def _has_faults(location: Location, table: DeltaTable) -> bool:

@@ -166,7 +166,7 @@ def _with_events(
         for name, number in transactions.items()
         if name.startswith((QUERY_PREFIX, APPLICATION_PREFIX))
     }
-    number = None if entry is None or entry.own is None else entry.own.get("commit")
+    number = None if entry is None else entry.commit
     series = _compare_heads(location, commit.head, head_id)
     series = series or _read_series_ranges(location, commit.files)
     events, between = _read_logged_events(entry)
@@ -397,7 +397,7 @@ def _find_version(location: Location, path: str, newest: int) -> int:
             continue
         if path in entry.added:
             return version
-        commit = None if entry.own is None else entry.own.get("commit")
+        commit = entry.commit
         if path_fields is None or (commit is not None and commit < int(path_fields["first"])):
             break
     return oldest

@@ -28,12 +28,11 @@ from pyspark_tseries.model.series_index import make_full_table, next_metadata
 from pyspark_tseries.storage.data_files import (
     DataFile,
     WrittenFile,
-    explain_read_errors,
     read_bounds,
     read_footer,
 )
 from pyspark_tseries.storage.location import bears_tag, list_event_files
-from pyspark_tseries.storage.row_reader import FOOTER_CACHE, Footer
+from pyspark_tseries.storage.row_reader import Footer, load_footer
 from pyspark_tseries.storage.snapshot import Snapshot, write_head
 from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
 from pyspark_tseries.store.store import Store, now_us
@@ -204,9 +203,7 @@ class _Widening(Revision):
         """Return the files with a column that not every reader reads as its new type."""
         for file in snapshot.files:
             if file.path not in self._is_narrow:
-                with explain_read_errors(self._location, file):
-                    footer = FOOTER_CACHE.get(self._location, file)
-                self._is_narrow[file.path] = not self._is_wide(footer)
+                self._is_narrow[file.path] = not self._is_wide(load_footer(self._location, file))
         return [file for file in snapshot.files if self._is_narrow[file.path]]
 
     def _is_wide(self, footer: Footer) -> bool:

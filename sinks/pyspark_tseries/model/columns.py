@@ -228,6 +228,12 @@ def find_unit(field: pa.Field) -> str | None:
     return None if not unit else unit.decode(errors="replace")
 
 
+def label_column(field: pa.Field) -> str:
+    """Return the name of a column, with its unit if it has one, as the head of a table."""
+    unit = find_unit(field)
+    return f"{field.name} ({unit})" if unit else str(field.name)
+
+
 def _keep_unit(field: pa.Field) -> dict[bytes, bytes] | None:
     """Return the metadata of a column that a store keeps: its unit.
 

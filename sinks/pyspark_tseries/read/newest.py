@@ -38,7 +38,6 @@ from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesInde
 from pyspark_tseries.read.scan import Scope, stored_columns
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (
-    ANY_VALUE,
     CPU_COUNT,
     MAX_REMOTE_READS,
     RowFilter,
@@ -389,8 +388,7 @@ def _stored_schema(snapshot: Snapshot, columns: Sequence[str]) -> pa.Schema:
 
 
 def _make_row_filter(snapshot: Snapshot, series: Series, lows: Int64Array) -> RowFilter:
-    commits = ANY_VALUE if snapshot.as_of is None else (MIN_NUMBER, snapshot.as_of)
-    return RowFilter(series.names, commits=commits, lows=lows)
+    return RowFilter(series.names, commits=snapshot.commits, lows=lows)
 
 
 def _find_files(snapshot: Snapshot, kind: str, row_filter: RowFilter) -> list[DataFile]:

@@ -66,7 +66,6 @@ from pyspark_tseries.read.select import (
 )
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (
-    ANY_VALUE,
     Reading,
     RowFilter,
     fold_files,
@@ -386,9 +385,7 @@ class Scan:
         return pa.schema([self._schema.field(name) for name in names])
 
     def _series_filter(self) -> RowFilter:
-        as_of = self.scope.snapshot.as_of
-        commits = ANY_VALUE if as_of is None else (MIN_NUMBER, as_of)
-        return RowFilter(self._names, self.scope.keys, commits=commits)
+        return RowFilter(self._names, self.scope.keys, commits=self.scope.snapshot.commits)
 
     def _original_filter(self) -> RowFilter:
         bounds = self.bounds.over(0, len(self.bounds.min_sequence))

@@ -41,12 +41,7 @@ from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, Scope, run_query, stream_query, stream_schema
 from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.failures import explain_failure, explained_failures
-from pyspark_tseries.storage.row_reader import (
-    ANY_VALUE,
-    RowFilter,
-    base_fields,
-    read_rows,
-)
+from pyspark_tseries.storage.row_reader import RowFilter, base_fields, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
 
 SERIES_SCHEMA: Final = pa.schema(
@@ -275,7 +270,7 @@ def _read_place(
         and file.min_sequence <= sequence <= file.max_sequence
         and kind in (None, file.kind)
     ]
-    row_filter = RowFilter([series], sequences=(sequence, sequence), commits=_commits(snapshot))
+    row_filter = RowFilter([series], sequences=(sequence, sequence), commits=snapshot.commits)
     return read_rows(snapshot.location, files, schema, row_filter)
 
 
@@ -287,13 +282,9 @@ def _read_edits(snapshot: Snapshot, schema: pa.Schema, series: str, original: in
         and file.first <= series <= file.last
         and file.max_sequence > original
     ]
-    row_filter = RowFilter([series], commits=_commits(snapshot))
+    row_filter = RowFilter([series], commits=snapshot.commits)
     is_its_edit = pc.field("original_sequence") == original
     return read_rows(snapshot.location, files, schema, row_filter, is_its_edit)
-
-
-def _commits(snapshot: Snapshot) -> tuple[int, int]:
-    return ANY_VALUE if snapshot.as_of is None else (ANY_VALUE[0], snapshot.as_of)
 
 
 def _show_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:

@@ -68,8 +68,9 @@ from pyspark_tseries.read.scan import (
 )
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import explain_failure
-from pyspark_tseries.storage.location import LOG_FOLDER, Location
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.snapshot import Snapshot
+from pyspark_tseries.store.log_entries import entry_path
 
 LOCAL_VISIBILITY_DELAY_US: Final = 50_000
 """A local log entry becomes visible within this time: file systems have coarse clocks."""
@@ -148,7 +149,7 @@ def _is_visible(location: Location, version: int, latest_us: int) -> bool:
 
 def _entry_time_ns(location: Location, version: int) -> int | None:
     """Return the time at which a log entry became visible; None if it does not exist."""
-    path = location.file(LOG_FOLDER, f"{version:020d}.json")
+    path = entry_path(location, version)
     if not location.is_local:
         entry = location.identity(path)
         return None if entry is None else entry[1]

@@ -518,7 +518,7 @@ def _map_pieces(
     """
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     cold = any((location, file) not in FOOTER_CACHE for file in files)
-    footers = map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
+    footers = map_parallel(lambda file: load_footer(location, file), files, width if cold else 1)
     pieces = [
         piece
         for file, footer in zip(files, footers, strict=True)
@@ -538,12 +538,13 @@ def stream_file(
 ) -> Iterator[pa.Table]:
     """Yield what `read_files` returns for one file, piece by piece."""
     reading = Reading(schema, row_filter)
-    for piece in plan_pieces(file, _footer(location, file), row_filter):
+    for piece in plan_pieces(file, load_footer(location, file), row_filter):
         for rows in read_pieces(location, [piece], reading, threads=True):
             yield _assemble(rows.fixed, [rows], schema)
 
 
-def _footer(location: Location, file: DataFile) -> Footer:
+def load_footer(location: Location, file: DataFile) -> Footer:
+    """Return the footer of a file, from the cache if it is there; raise what `read_files` does."""
     with explain_read_errors(location, file):
         return FOOTER_CACHE.get(location, file)
 

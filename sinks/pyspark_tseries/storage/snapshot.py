@@ -29,6 +29,7 @@ from pyspark_timestream.core.processes import begin_in_forks, lazy
 from pyspark_tseries.errors import InvalidQuery, UnusableStore, damage_error
 from pyspark_tseries.model.arrays import (
     ALL_KEYS,
+    MAX_NUMBER,
     MIN_NUMBER,
     NEVER_US,
     BoolArray,
@@ -364,6 +365,11 @@ class Snapshot:
         return {file.path for file in self.files}
 
     @property
+    def commits(self) -> tuple[int, int]:
+        """The bounds of the commits that count, for a `RowFilter`."""
+        return MIN_NUMBER, MAX_NUMBER if self.as_of is None else self.as_of
+
+    @property
     def has_erasures(self) -> bool:
         """True if events of the store may be erased."""
         return self.metadata.erasure is not None
@@ -394,9 +400,8 @@ class Snapshot:
         self, now: SeriesIndex, series: Sequence[str] | None, keys: KeyRange
     ) -> SeriesIndex:
         """Compute the index from the rows up to then, and the floors of the index `now`."""
-        assert self.as_of is not None
         names = None if series is None else sorted(set(series))
-        row_filter = RowFilter(names, keys, commits=(MIN_NUMBER, self.as_of))
+        row_filter = RowFilter(names, keys, commits=self.commits)
         data = [file for file in self.files if keys.overlaps(file.first, file.last)]
         states, _ = scan_state(self.location, data, row_filter)
         floors = min_retained_table(now)

@@ -38,6 +38,7 @@ from pyspark_tseries.store.log_entries import (
     CHECKSUM_KEY,
     INFO_KEY,
     NO_CHECKSUM,
+    checkpoint_path,
     entry_path,
     has_wrong_checksum,
     seal,
@@ -258,7 +259,7 @@ def _mark_checkpoint(location: Location, directory: str, checkpoint_files: Seque
     checksums = {
         version: crc
         for version, crc in read_last_checkpoint(location).checksums.items()
-        if os.path.exists(location.file(LOG_FOLDER, f"{version:020d}.checkpoint.parquet"))
+        if os.path.exists(checkpoint_path(location, version))
     }
     for name in checkpoint_files:
         with open(os.path.join(directory, name), "rb") as file:

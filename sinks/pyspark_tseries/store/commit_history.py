@@ -165,10 +165,10 @@ def _ids_from_end(location: Location, newest: int) -> Iterator[CommitId]:
 def _read_commit_id(location: Location, version: int) -> CommitId | None:
     """Return the commit of a log entry; None if the entry has none, was removed, or is damaged."""
     entry = read_whole_entry(location, version)
-    if entry is None or entry.own is None:
+    head_id = None if entry is None else entry.transactions.get(HEAD_TRANSACTION)
+    if entry is None or entry.commit is None or head_id is None:
         return None
-    number, head_id = entry.own.get("commit"), entry.transactions.get(HEAD_TRANSACTION)
-    return None if number is None or head_id is None else CommitId(number, head_id)
+    return CommitId(entry.commit, head_id)
 
 
 def _first_of(number: int) -> int:

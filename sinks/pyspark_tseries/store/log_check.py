@@ -30,6 +30,7 @@ from pyspark_tseries.store.checkpoints import (
 from pyspark_tseries.store.log_entries import (
     Entry,
     TornEntry,
+    checkpoint_path,
     entry_path,
     has_wrong_checksum,
     parse_entry,
@@ -104,28 +105,23 @@ def check_log_at(location: Location, version: int) -> None:
     """
     recorded = read_last_checkpoint(location)
     base = recorded.version
-    path = location.file(LOG_FOLDER, _checkpoint_name(base))
+    path = checkpoint_path(location, base)
     if base > version or not os.path.exists(path):
         checkpoints = [
             int(name[:20]) for name in _log_names(location) if _CHECKPOINT.fullmatch(name)
         ]
         base = max((number for number in checkpoints if number <= version), default=-1)
-        path = location.file(LOG_FOLDER, _checkpoint_name(base))
+        path = checkpoint_path(location, base)
     if base in recorded.checksums and os.path.exists(path) and not _is_as_recorded(path, recorded):
         raise _torn_error(location, "checkpoint", path, "it cannot be read")
     check_checksums(location, base + 1, version)
-
-
-def _checkpoint_name(version: int) -> str:
-    """Return the name of a checkpoint that this package writes."""
-    return f"{version:020d}.checkpoint.parquet"
 
 
 def _is_as_recorded(path: str, recorded: LastCheckpoint) -> bool:
     """Return False if a checkpoint differs from its recorded checksum; True if it has none."""
     name = os.path.basename(path)
     noted = recorded.checksums.get(int(name[:20]))
-    if noted is None or name != _checkpoint_name(int(name[:20])):
+    if noted is None or name[20:] != ".checkpoint.parquet":
         return True
     with open(path, "rb") as file:
         return zlib.crc32(file.read()) == noted

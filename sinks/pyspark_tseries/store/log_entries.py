@@ -153,6 +153,12 @@ class Entry:
     changes_protocol: bool = False
 
     @property
+    def commit(self) -> int | None:
+        """The number of the entry's commit; None if it has none, or is of another tool."""
+        number: int | None = None if self.own is None else self.own["commit"]
+        return number
+
+    @property
     def checked(self) -> int:
         """The version up to which the entry's client had checked the log; -1 if it had not."""
         if self.own is None:
@@ -168,6 +174,11 @@ class Entry:
 def entry_path(location: Location, version: int) -> str:
     """Return the path of the log's entry `version`."""
     return location.file(LOG_FOLDER, f"{version:020d}.json")
+
+
+def checkpoint_path(location: Location, version: int) -> str:
+    """Return the path of the checkpoint of `version`, as this package writes it."""
+    return location.file(LOG_FOLDER, f"{version:020d}.checkpoint.parquet")
 
 
 def format_entry(change: NewEntry, own_info: Mapping[str, Any], now_ms: int) -> bytes:

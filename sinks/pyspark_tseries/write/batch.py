@@ -33,6 +33,7 @@ from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.errors import ConditionFailed, NoSuchEvent
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT, widen_rows
+from pyspark_tseries.model.commits import CtiRecord
 from pyspark_tseries.model.properties import AccessCheck, StoreSettings
 from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, min_retained
 from pyspark_tseries.model.series_index import (
@@ -49,7 +50,6 @@ from pyspark_tseries.write.numbering import (
     Counts,
     FutureLimit,
     NumberedRows,
-    SeriesLookup,
     WriteResult,
     WriteRules,
     add_counts,
@@ -514,15 +514,6 @@ class PreparedCommit:
     columns: Mapping[str, pa.DataType] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _WithoutCti:
-    index: SeriesIndex
-    cti_us: int = NEVER_US
-
-    def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
-        return self.index.lookup(names)
-
-
 MAX_OPTIMISTIC_TIME_ERROR_US: Final = 60_000_000
 """An optimistic number's time may differ from the clock by this; `asOf` counts from that time."""
 
@@ -562,9 +553,11 @@ class _Commit:
         self._rules = WriteRules(
             self._metadata, batch.author, batch.out_of_order, assigned_us, self._future
         )
-        self._lookup: SeriesLookup = context.index
-        if batch.is_correction:
-            self._lookup = _WithoutCti(context.index)
+        # A correction may lie before the store's CTI.
+        without_cti = replace(context.index.metadata, ctis=CtiRecord())
+        self._lookup = (
+            replace(context.index, metadata=without_cti) if batch.is_correction else context.index
+        )
 
     def check_access(self) -> None:
         """Raise PermissionDenied if the policy does not allow the batch."""
