@@ -41,7 +41,7 @@ from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.rollup import RollupOptions, rollup
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.downsampling import parse_aggregate_argument
-from pyspark_tseries.options import author_or_user, parse_argument
+from pyspark_tseries.options import author_or_user, parse_optional
 from pyspark_tseries.storage.erasures import Erasure
 from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
@@ -226,9 +226,7 @@ def _rollup(path: Location, arguments: argparse.Namespace) -> int:
         dict(aggregates) or None,
         arguments.timezone,
         None if arguments.origin is None else _parse_origin(arguments.origin),
-        None
-        if arguments.retained_range is None
-        else parse_argument("retained_range", arguments.retained_range),
+        parse_optional("retained_range", arguments.retained_range),
     )
     author = author_or_user(arguments.author)
     done = rollup(Store.open(path), into, options, author, progress=_tell_progress)

@@ -7,11 +7,27 @@ A damaged store has one of the kinds of damage in the table here (semantics 26):
 `rebuild`, their commands and the errors share it.
 """
 
+import importlib
 import shlex
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pyspark_timestream.errors import ReasonedError, compose_message, escape_controls
+
+
+def import_library(module: str, problem: str, next_step: str) -> Any:
+    """Return a library that is not always installed.
+
+    Raises:
+        ModuleNotFoundError: it is not; the message has the problem and the next step.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        message = compose_message(problem, next_step=next_step)
+        raise ModuleNotFoundError(message, name=module) from None
 
 
 class TseriesError(ReasonedError):

@@ -735,6 +735,11 @@ def parse_argument(name: str, value: str) -> Any:
     )
 
 
+def parse_optional(name: str, value: str | None) -> Any:
+    """Return what `parse_argument` returns; None for None."""
+    return None if value is None else parse_argument(name, value)
+
+
 _BELONGS: Final = {
     WriteOptions: "belongs to writes",
     ReadOptions: "belongs to spark.read",

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_instant
 from pyspark_timestream.core.processes import lazy
-from pyspark_timestream.errors import compose_message, show_value
+from pyspark_timestream.errors import show_value
 from pyspark_timestream.report import PAGES, format_count, html_table
 from pyspark_tseries.chart.figure import (
     USUAL,
@@ -33,7 +33,7 @@ from pyspark_tseries.chart.figure import (
     shown_times,
 )
 from pyspark_tseries.chart.svg import draw_svg
-from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
+from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, import_library
 from pyspark_tseries.model.arrays import is_same, to_int64
 from pyspark_tseries.model.buckets import parse_length, parse_zone
 from pyspark_tseries.model.columns import (
@@ -236,21 +236,14 @@ _PROBE: Final = '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">
 
 
 def _render_png(picture: str, scale: float) -> bytes:
-    try:
-        import resvg_py
-    except ModuleNotFoundError as error:
-        if error.name != "resvg_py":
-            raise
-        raise ModuleNotFoundError(
-            compose_message(
-                "a chart as PNG needs resvg, which is not installed",
-                next_step="pip install 'pyspark-timestream[png]', or save it as .svg",
-            ),
-            name="resvg_py",
-        ) from None
+    resvg_py = import_library(
+        "resvg_py",
+        "a chart as PNG needs resvg, which is not installed",
+        "pip install 'pyspark-timestream[png]', or save it as .svg",
+    )
 
     def render(text: str, zoom: float, family: str) -> bytes:
-        png: Any = resvg_py.svg_to_bytes(
+        png = resvg_py.svg_to_bytes(
             svg_string=text, zoom=zoom, font_family=family, sans_serif_family=family
         )
         return bytes(png)
@@ -441,20 +434,10 @@ class TableResult:
         Raises:
             ModuleNotFoundError: Polars is not installed; the message says how to install it.
         """
-        try:
-            import polars
-        except ModuleNotFoundError as error:
-            if error.name != "polars":
-                raise
-            raise ModuleNotFoundError(
-                compose_message(
-                    "to_polars() needs Polars, which is not installed",
-                    next_step="pip install polars",
-                ),
-                name="polars",
-            ) from None
-        frame = polars.from_arrow(self.table)
-        assert isinstance(frame, polars.DataFrame)
+        library = import_library(
+            "polars", "to_polars() needs Polars, which is not installed", "pip install polars"
+        )
+        frame: polars.DataFrame = library.from_arrow(self.table)
         return frame
 
     def __len__(self) -> int:

@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import MIN_US
-from pyspark_timestream.errors import compose_message, show_value
-from pyspark_tseries.errors import InvalidQuery, PermissionDenied
+from pyspark_timestream.errors import show_value
+from pyspark_tseries.errors import InvalidQuery, PermissionDenied, import_library
 from pyspark_tseries.model.arrays import NEVER_US, BoolArray, Int64Array, encode_runs, to_int64
 from pyspark_tseries.model.columns import (
     INSTANT,
@@ -191,19 +191,12 @@ def _has_transaction(connection: "duckdb.DuckDBPyConnection") -> bool:
 
 def _open_duckdb() -> "duckdb.DuckDBPyConnection":
     """Return a new DuckDB that shows times in UTC and keeps footers of files."""
-    try:
-        import duckdb
-    except ModuleNotFoundError as error:
-        if error.name != "duckdb":
-            raise
-        raise ModuleNotFoundError(
-            compose_message(
-                "sql() and connect() need DuckDB, which is not installed",
-                next_step="pip install 'pyspark-timestream[sql]'",
-            ),
-            name="duckdb",
-        ) from None
-    connection = duckdb.connect()
+    library = import_library(
+        "duckdb",
+        "sql() and connect() need DuckDB, which is not installed",
+        "pip install 'pyspark-timestream[sql]'",
+    )
+    connection: duckdb.DuckDBPyConnection = library.connect()
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
     # Data files never change, so a footer that was read stays valid.
     connection.execute("SET GLOBAL parquet_metadata_cache = true")

@@ -64,7 +64,7 @@ from pyspark_tseries.model.properties import (
     tseries_properties,
 )
 from pyspark_tseries.model.ranges import RetainedRange, format_range, parse_choice, to_whole
-from pyspark_tseries.options import author_or_user, parse_argument
+from pyspark_tseries.options import author_or_user, parse_argument, parse_optional
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.erasures import Erasure
 from pyspark_tseries.storage.failures import explain_failure, explained_failures
@@ -184,11 +184,9 @@ class TimeSeries(Questions):
         synced = parse_argument("durability", durability) == "fsync"
         location = parse_location(path, storage_options)
         arguments = (
-            None if retained_range is None else parse_argument("retained_range", retained_range),
+            parse_optional("retained_range", retained_range),
             parse_duration_argument("min_retention_age", min_retention_age),
-            None
-            if subscription_range is None
-            else parse_argument("subscription_range", subscription_range),
+            parse_optional("subscription_range", subscription_range),
         )
         values = new_value_fields(parse_schema(schema))
         principal = _parse_author(author)
@@ -511,9 +509,7 @@ class TimeSeries(Questions):
         """
         options = self._store.location.storage_options
         location = parse_location(into, options if storage_options is None else storage_options)
-        retained = None
-        if retained_range is not None:
-            retained = parse_argument("retained_range", retained_range)
+        retained = parse_optional("retained_range", retained_range)
         rollup_options = RollupOptions(every, aggregates, timezone, origin, retained)
         return rollup(
             self._store,

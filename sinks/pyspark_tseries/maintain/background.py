@@ -236,7 +236,7 @@ def maintain_while_busy(location: Location, pause: Callable[[float], None] = tim
 
 
 def _run_round(store: Store, *, sweeps: bool = True) -> MaintenanceResult:
-    metadata = store.location.file("_tseries", "maintenance.error")
+    error_path = store.location.file("_tseries", "maintenance.error")
     try:
         merged = merge_file_groups(store, store.read_clock(), everything=False)
         if store.location.is_local:  # Elsewhere Delta writes checkpoints, with the commits.
@@ -247,10 +247,10 @@ def _run_round(store: Store, *, sweeps: bool = True) -> MaintenanceResult:
         if not store.location.is_away():
             named_error = explain_failure(store.location, error, behind_named=True) or error
             text = store.location.redact(f"{type(named_error).__name__}: {named_error}")
-            with contextlib.suppress(OSError), store.location.write(metadata) as file:
-                file.write(text.encode())
+            with contextlib.suppress(OSError):
+                store.location.write_whole(error_path, text.encode())
         raise
-    store.location.remove([metadata])
+    store.location.remove([error_path])
     return MaintenanceResult(merged, removed)
 
 

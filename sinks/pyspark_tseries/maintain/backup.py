@@ -167,9 +167,9 @@ def _read_moment(store: Store) -> _StoreAtVersion | None:
             number_before -= 1
         earlier = [f"{number:020d}.json" for number in range(max(number_before, 0), first_version)]
         kept_names = [*(name for name in earlier if name in names), *tail]
-        log = {name: _read(location, location.file(LOG_FOLDER, name)) for name in kept_names}
+        log = {name: location.read_whole(location.file(LOG_FOLDER, name)) for name in kept_names}
         if read_last_checkpoint(location).version == first_version:
-            content = _read(location, location.file(LOG_FOLDER, LAST_CHECKPOINT))
+            content = location.read_whole(location.file(LOG_FOLDER, LAST_CHECKPOINT))
             log = (
                 {LAST_CHECKPOINT: content, **log}
                 if read_last_checkpoint(location).version == first_version
@@ -228,11 +228,6 @@ def _copy(source: Location, to: Location, name: str) -> int:
     return to.size(target)
 
 
-def _read(location: Location, path: str) -> bytes:
-    with location.read(path) as file:
-        return bytes(file.read())
-
-
 def _write_log(to: Location, moment: _StoreAtVersion, files: list[str]) -> None:
     """Write the log, which makes the copy a store, once all else survives a power loss.
 
@@ -243,13 +238,11 @@ def _write_log(to: Location, moment: _StoreAtVersion, files: list[str]) -> None:
         # Write the beginning of the log last: without it this is not a log yet.
         beginning = min(log, key=lambda name: (name == LAST_CHECKPOINT, name))
         for name in [*(name for name in log if name != beginning), beginning]:
-            with to.write(to.file(LOG_FOLDER, name)) as file:
-                file.write(log[name])
+            to.write_whole(to.file(LOG_FOLDER, name), log[name])
         return
     draft = to.file("_tseries", "staging", "log")
     for name, content in log.items():
-        with to.write(os.path.join(draft, name)) as file:
-            file.write(content)
+        to.write_whole(os.path.join(draft, name), content)
         if modified := moment.modified.get(name):
             os.utime(os.path.join(draft, name), ns=(modified, modified))
     drafts = [os.path.join(draft, name) for name in log]

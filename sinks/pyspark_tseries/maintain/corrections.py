@@ -60,8 +60,7 @@ def list_correctors(store: Store) -> dict[str, int]:
 def read_withdrawn(location: Location, query: str) -> int:
     """Return a query's last batch with withdrawn corrections; -1 without one."""
     try:
-        with location.read(late_path(location, query, _NOTE)) as file:
-            return int(json.loads(file.readall())["batch"])
+        return int(json.loads(location.read_whole(late_path(location, query, _NOTE)))["batch"])
     except FileNotFoundError:
         return -1
 
@@ -188,7 +187,6 @@ class _Withdrawal(Revision):
 
 def _note_withdrawal(location: Location, query: str, batch: int) -> None:
     path = late_path(location, query, _NOTE)
-    with location.write(path) as file:
-        file.write(json.dumps({"batch": batch}).encode())
+    location.write_whole(path, json.dumps({"batch": batch}).encode())
     if location.is_local:
         sync([path, *list_directories(location.root, [path])])

@@ -118,8 +118,7 @@ def _format(us: int | None) -> str | None:
 def _read_maintenance_error(location: Location) -> str | None:
     """Return the error of the last maintenance; None if it succeeded."""
     try:
-        with location.read(location.file("_tseries", "maintenance.error")) as file:
-            return str(file.read().decode())
+        return location.read_whole(location.file("_tseries", "maintenance.error")).decode()
     except FileNotFoundError:
         return None
 

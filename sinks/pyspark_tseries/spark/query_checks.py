@@ -175,7 +175,6 @@ def note_writer(
     if _noted.get(key, 0) == 2:
         return
     _noted[key] = _noted.get(key, 0) + 1
-    path = _note_path(location, query)
     with contextlib.suppress(OSError):
         earlier_note = _read_note(location, query)
         streams = () if checkpoint is None else read_checkpoint(checkpoint, batch)
@@ -186,8 +185,7 @@ def note_writer(
             if earlier_note == WriterNote(gives_ctis, streams):
                 return
         note = WriterNote(gives_ctis, streams)
-        with location.write(path) as file:
-            file.write(json.dumps(asdict(note)).encode())
+        location.write_whole(_note_path(location, query), json.dumps(asdict(note)).encode())
 
 
 def _note_path(location: Location, query: str) -> str:
@@ -196,8 +194,7 @@ def _note_path(location: Location, query: str) -> str:
 
 def _read_note(location: Location, query: str) -> WriterNote | None:
     try:
-        with location.read(_note_path(location, query)) as file:
-            note = json.loads(file.readall())
+        note = json.loads(location.read_whole(_note_path(location, query)))
         streams = tuple(RecordStream(**stream) for stream in note["streams"])
         return WriterNote(bool(note["gives_ctis"]), streams)
     except (OSError, ValueError, KeyError, TypeError):

@@ -171,8 +171,7 @@ def record_path(location: Location, erasure_id: str) -> str:
 def write_record(location: Location, record: ErasureRecord) -> str:
     """Write the record of an erasure; return its path."""
     path = record_path(location, record.erasure.id)
-    with location.write(path) as file:
-        file.write(record.to_json().encode())
+    location.write_whole(path, record.to_json().encode())
     return path
 
 
@@ -186,7 +185,7 @@ def read_records(location: Location, erasure_id: str | None) -> Iterator[Erasure
     while erasure_id is not None:
         path = record_path(location, erasure_id)
         try:
-            record = _read_record(location, path)
+            record = parse_record(location.read_whole(path).decode())
         except (FileNotFoundError, ValueError) as error:
             why = location.redact(str(error))
             problem = f"the record '{path}' of an erasure cannot be read: {why}"
@@ -219,13 +218,8 @@ def list_records(location: Location) -> list[ErasureRecord]:
     for path, _ in location.list_files(location.file(*ERASURES)):
         if path.endswith(".json"):
             with contextlib.suppress(FileNotFoundError, ValueError):
-                records.append(_read_record(location, path))
+                records.append(parse_record(location.read_whole(path).decode()))
     return records
-
-
-def _read_record(location: Location, path: str) -> ErasureRecord:
-    with location.read(path) as file:
-        return parse_record(file.read().decode())
 
 
 Flag = Literal["log", "done"]
@@ -234,8 +228,7 @@ Flag = Literal["log", "done"]
 
 def flag_erasure(location: Location, erasure_id: str, flag: Flag) -> None:
     """Note `flag` of an erasure, in an empty file beside its record."""
-    with location.write(location.file(*ERASURES, f"{erasure_id}.{flag}")) as file:
-        file.write(b"")
+    location.write_whole(location.file(*ERASURES, f"{erasure_id}.{flag}"), b"")
 
 
 def list_flagged(location: Location, flag: Flag) -> set[str]:

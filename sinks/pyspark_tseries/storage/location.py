@@ -375,6 +375,11 @@ class Location:
         """
         return pa.OSFile(path) if self.is_local else self.filesystem.open_input_file(path)
 
+    def read_whole(self, path: str) -> bytes:
+        """Return the content of a file; raise as `read` does."""
+        with self.read(path) as file:
+            return bytes(file.read())
+
     def write(self, path: str) -> pa.NativeFile:
         """Open a file to write to, and make its directory; it exists once it is closed."""
         if not self.is_local:
@@ -504,8 +509,7 @@ class Location:
                 os.close(descriptor)
                 os.utime(path)
             else:
-                with self.write(path) as file:
-                    file.write(b"")
+                self.write_whole(path, b"")
             identity = self.identity(path)
         except OSError:
             return None

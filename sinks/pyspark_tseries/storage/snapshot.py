@@ -174,9 +174,7 @@ def _metadata_at(location: Location, path: str) -> CommitMetadata:
 
 def _read_head(location: Location, path: str) -> pa.Table:
     try:
-        with location.read(path) as file:
-            content = file.read()
-        table = _parse(content)
+        table = _parse(location.read_whole(path))
         read_metadata(table.schema)
     except (OSError, *_DAMAGE_ERRORS) as error:
         raise unreadable_head_error(location, path, str(error)) from error

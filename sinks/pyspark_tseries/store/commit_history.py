@@ -188,8 +188,7 @@ def _find_kept(location: Location, number: int) -> CommitId | None:
 
 def _read_kept(location: Location, file_start: int) -> dict[int, int]:
     try:
-        with location.read(_kept_path(location, file_start)) as file:
-            return unpack_ids(file.read(), file_start)
+        return unpack_ids(location.read_whole(_kept_path(location, file_start)), file_start)
     except FileNotFoundError:
         return {}
 
@@ -197,13 +196,11 @@ def _read_kept(location: Location, file_start: int) -> dict[int, int]:
 def _write_kept(location: Location, file_start: int, ids: dict[int, int]) -> None:
     path, content = _kept_path(location, file_start), pack_ids(ids, file_start)
     if not location.is_local:
-        with location.write(path) as file:
-            file.write(content)
+        location.write_whole(path, content)
         return
     location.make_directories(os.path.dirname(path))
     draft = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.history")
-    with location.write(draft) as file:
-        file.write(content)
+    location.write_whole(draft, content)
     sync([draft])
     os.replace(draft, path)
     sync([os.path.dirname(path)])

@@ -55,8 +55,7 @@ MAX_UNSYNCED_ENTRIES: Final = 64
 def read_entry(location: Location, version: int) -> Entry | None:
     """Return the log's entry `version`, None if it was removed; raise TornEntry or OSError."""
     try:
-        with location.read(entry_path(location, version)) as file:
-            return parse_entry(version, file.read())
+        return parse_entry(version, location.read_whole(entry_path(location, version)))
     except FileNotFoundError:
         return None
 
@@ -511,8 +510,7 @@ def read_commit_us(location: Location, version: int) -> int | None:
     Raises:
         OSError: it cannot be read; FileNotFoundError: it was removed.
     """
-    with location.read(entry_path(location, version)) as file:
-        lines = file.read().splitlines()
+    lines = location.read_whole(entry_path(location, version)).splitlines()
     try:
         info = next(json.loads(line) for line in lines if b'"commitInfo"' in line)
         told_ms = info["commitInfo"]["timestamp"]
