@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             action="append",
             help=f"how to reach an object store: {', '.join(STORAGE_OPTIONS)}",
         )
-        if name in OWNER_COMMANDS:
+        if name in (*OWNER_COMMANDS, "show", "browse"):
             command.add_argument(
                 "--principal", help="who asks, if the store has a policy; default: the OS user"
             )

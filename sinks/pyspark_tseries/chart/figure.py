@@ -37,7 +37,7 @@ from pyspark_timestream.report import (
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import BoolArray, FloatArray, Int64Array, to_int64
 from pyspark_tseries.model.buckets import DEFAULT_ORIGIN_US, Buckets
-from pyspark_tseries.model.columns import find_unit
+from pyspark_tseries.model.columns import find_unit, originals_of
 from pyspark_tseries.model.downsampling import is_number
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -633,7 +633,7 @@ def _find_edited(table: pa.Table) -> BoolArray:
 def _find_originals(table: pa.Table) -> Int64Array | None:
     if not {"sequence", "original_sequence"} <= set(table.column_names):
         return None
-    return to_int64(pc.coalesce(table["original_sequence"], table["sequence"]))
+    return to_int64(originals_of(table))
 
 
 def _find_current(table: pa.Table, codes: Int64Array, original: Int64Array | None) -> Int64Array:

@@ -37,7 +37,7 @@ from pyspark_timestream.serving import (
 )
 from pyspark_tseries.chart.figure import show_number
 from pyspark_tseries.chart.svg import draw_svg
-from pyspark_tseries.client.results import LOCAL, find_zone, format_cell
+from pyspark_tseries.client.results import ZONE_ARGUMENT, find_zone, format_cell
 from pyspark_tseries.client.viewer import (
     ALL,
     COUNTS,
@@ -438,13 +438,8 @@ _LOG: Final = logging.getLogger(__name__)
 PAGES: Final = "the page is at /"
 ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     **address_arguments(4051),
-    "--timezone": {
-        "default": LOCAL,
-        "metavar": "ZONE",
-        "help": "an IANA name, or UTC; default: that of this machine",
-    },
+    **ZONE_ARGUMENT,
     "--json": {"action": "store_true", "help": "print what the store has once, as JSON"},
-    "--principal": {"help": "who asks, if the store has a policy; default: the OS user"},
 }
 """The arguments of the command."""
 

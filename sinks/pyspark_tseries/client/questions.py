@@ -443,11 +443,7 @@ class RangeQuery:
         a few hundred megabytes, and the edits of the rows read at a time. A series is held as a
         whole if the query counts events, has a `limit`, or asks for overridden values. The whole
         stream is of one commit; read it before maintenance removes replaced files, an hour later.
-
-        Args:
-            series: the name of a series, or of several; None: all that `prefix` or `pattern` picks.
-            prefix: how the names of the series begin.
-            pattern: what they look like: `*` is any text, `?` one letter, `[...]` one of some.
+        The arguments are as for `select_from`.
 
         Raises:
             InvalidQuery, PermissionDenied: as `select_from` does, some of them with the rows.

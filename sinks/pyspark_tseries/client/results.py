@@ -16,7 +16,6 @@ from zoneinfo import available_timezones
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_instant
 from pyspark_timestream.core.processes import lazy
@@ -42,6 +41,7 @@ from pyspark_tseries.model.columns import (
     INSTANT,
     ORIGINAL_FIELDS,
     label_column,
+    originals_of,
     widen_rows,
 )
 from pyspark_tseries.model.ranges import to_whole
@@ -203,6 +203,16 @@ def _parse_gap(gap: str | timedelta | None) -> int | str | None:
 
 LOCAL: Final = "local"
 """Names the time zone of this machine."""
+
+
+ZONE_ARGUMENT: Final[dict[str, dict[str, Any]]] = {
+    "--timezone": {
+        "default": LOCAL,
+        "metavar": "ZONE",
+        "help": "an IANA name, or UTC; default: that of this machine",
+    }
+}
+"""The argument of the commands that show times."""
 
 
 def find_zone(name: str | None) -> str | None:
@@ -563,9 +573,7 @@ class QueryResult(TableResult):
         both = pa.concat_tables(tables, promote_options="default")
         sequence = to_int64(both["sequence"])
         _, rows_by_sequence = np.unique(sequence, return_index=True)
-        original = to_int64(pc.coalesce(both["original_sequence"], both["sequence"]))[
-            rows_by_sequence
-        ]
+        original = to_int64(originals_of(both))[rows_by_sequence]
         # The last row of each original has the highest sequence.
         _, from_end = np.unique(original[::-1], return_index=True)
         newest_rows = rows_by_sequence[len(rows_by_sequence) - 1 - from_end]

@@ -21,8 +21,8 @@ from pyspark_tseries.chart.figure import is_line, show_number
 from pyspark_tseries.chart.terminal import Style, draw_text
 from pyspark_tseries.client.questions import BucketResult, Questions
 from pyspark_tseries.client.results import (
-    LOCAL,
     MAX_SERIES,
+    ZONE_ARGUMENT,
     Chart,
     QueryResult,
     find_zone,
@@ -65,11 +65,7 @@ ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
         "metavar": "TIME|COMMIT",
         "help": "the store as it was at an ISO-8601 time, or right after a commit",
     },
-    "--timezone": {
-        "default": LOCAL,
-        "metavar": "ZONE",
-        "help": "an IANA name, or UTC; default: that of this machine",
-    },
+    **ZONE_ARGUMENT,
     "--max-series": {
         "type": int,
         "default": None,
@@ -87,7 +83,6 @@ ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
         "help": "auto: in a terminal, unless NO_COLOR is set",
     },
     "--ascii": {"action": "store_true", "help": "draw with ASCII alone"},
-    "--principal": {"help": "who asks, if the store has a policy; default: the OS user"},
 }
 """The arguments of the command."""
 

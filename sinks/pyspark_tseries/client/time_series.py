@@ -751,7 +751,7 @@ class TimeSeries(Questions):
             rows, index = view.newest(series)
             if expected is not None:
                 SeriesCondition(series, expected).check_series(index)
-            newest = int(index.lookup([series])["last_sequence"][0])
+            newest = index.lookup_one(series)["last_sequence"]
             events = QueryResult(rows, rows.num_rows).events
             if not holds(events[-1] if events else None):
                 raise condition_error(

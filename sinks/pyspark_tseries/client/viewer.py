@@ -23,6 +23,7 @@ from pyspark_tseries.errors import InvalidQuery, TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan, plan_maintenance
 from pyspark_tseries.maintain.verify import describe
 from pyspark_tseries.model.arrays import NO_SEQUENCE, to_int64
+from pyspark_tseries.model.columns import originals_of
 from pyspark_tseries.model.ranges import SeriesChoice, parse_choice
 from pyspark_tseries.model.series_index import SeriesIds
 from pyspark_tseries.read.view import View, known_series
@@ -364,9 +365,7 @@ def _ask_events(view: View, query: RangeQuery, series: str, row: Cells | None) -
     has_edits = row is not None and row["edits"].as_py() != 0
     if not (has_edits and len(values) and view.access.may("query_obsolete")):
         return values
-    first_sequence = pc.coalesce(values.table["original_sequence"], values.table["sequence"])[
-        0
-    ].as_py()
+    first_sequence = originals_of(values.table)[0].as_py()
     all_edits = RangeQuery(open_view=query.open_view).for_edits().from_(first_sequence)
     return all_edits.columns(*_without_series(view)).select_from(series)
 
@@ -382,7 +381,7 @@ def _list_edits(table: pa.Table) -> tuple[list[tuple[Cells, Cells | None]], int]
     if table["original_sequence"].null_count == len(table):
         return [], 0
     sequence = to_int64(table["sequence"]).tolist()
-    original = to_int64(pc.coalesce(table["original_sequence"], table["sequence"])).tolist()
+    original = to_int64(originals_of(table)).tolist()
     before: dict[int, int] = {}
     edit_rows: list[tuple[int, int | None]] = []
     for row in sorted(range(len(sequence)), key=sequence.__getitem__):

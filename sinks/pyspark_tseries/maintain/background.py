@@ -258,8 +258,6 @@ def remove_obsolete_files(
     store: Store,
     now_us: int,
     *,
-    small_files: int = MAX_KEPT_SMALL_FILES,
-    log_versions: int = MIN_LOG_VERSIONS_KEPT,
     dry_run: bool = False,
     sweeps: bool = True,
 ) -> int:
@@ -268,8 +266,6 @@ def remove_obsolete_files(
     Args:
         store: the store to clean.
         now_us: the time by which files are old.
-        small_files: keep at most this many removed files of single commits for the full hour.
-        log_versions: keep this many entries of the log, however old they are.
         dry_run: change nothing, and count what a round would remove besides files with erased
             values.
         sweeps: False to leave out what needs a list of all files of the store.
@@ -289,13 +285,13 @@ def remove_obsolete_files(
         table = load_table(location)
         if not dry_run:
             table.cleanup_metadata()
-        _sweep(store, table, now_us, small_files, remove)
+        _sweep(store, table, now_us, remove)
     erased = 0
     if not dry_run:
         remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * HOUR_US)
         erased = remove_erased_bytes(store, now_us)
     # Remove the log last, because Delta reads a checkpoint again after its first read.
-    remove(_list_obsolete_log(location, now_us, log_versions))
+    remove(_list_obsolete_log(location, now_us))
     return len(gone_files) + erased
 
 
@@ -303,7 +299,6 @@ def _sweep(
     store: Store,
     table: DeltaTable,
     now_us: int,
-    small_files: int,
     remove: Callable[[Iterable[str]], None],
 ) -> None:
     """Call `remove` with the files of events, heads and drafts that nothing refers to any more."""
@@ -312,7 +307,7 @@ def _sweep(
     live = store.snapshot().paths  # Later than the list: a commit may have named files meanwhile.
     remove(location.file(path) for path in unused if path not in live)
     removed_us = _list_removed_small_files(location, store.version())
-    chosen_early = _choose_early(removed_us, now_us, small_files)
+    chosen_early = _choose_early(removed_us, now_us)
     early_us = {path: removed_us[path] for path in chosen_early if path not in live}
     present = {file.full for file in list_event_files(location)}
     remove(present.intersection(map(location.file, early_us)))
@@ -351,10 +346,10 @@ def _list_old_heads(store: Store, now_us: int, early_us: Mapping[str, int]) -> s
     return old.difference(head_chain(location, store.head_id(), since_us))
 
 
-def _choose_early(removed: Mapping[str, int], now_us: int, max_files: int) -> list[str]:
+def _choose_early(removed: Mapping[str, int], now_us: int) -> list[str]:
     """Choose from `removed`, with the times of removal, the files not to keep for an hour."""
     rising = sorted(removed, key=lambda path: (removed[path], path))
-    beyond = rising[: max(len(rising) - max_files, 0)]
+    beyond = rising[: max(len(rising) - MAX_KEPT_SMALL_FILES, 0)]
     return [path for path in beyond if removed[path] < now_us - SMALL_FILE_RETENTION_US]
 
 
@@ -401,7 +396,7 @@ def _is_event_file(path: str) -> bool:
     return _EVENT_FILE.fullmatch(path) is not None and is_inside_store(path)
 
 
-def _list_obsolete_log(location: Location, now_us: int, min_versions: int) -> list[str]:
+def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
     """List log files that nothing needs to open the store.
 
     These are files far before the last checkpoint, and checkpoints that are close to another.
@@ -418,7 +413,8 @@ def _list_obsolete_log(location: Location, now_us: int, min_versions: int) -> li
     older = {file for file in files if file.modified_ns < (now_us - SMALL_FILE_RETENTION_US) * 1000}
     checkpoints = {file.version: file for file in older if not file.name.endswith(".json")}
     dense = _find_dense(sorted(checkpoints), checkpoint)
-    oldest_kept, oldest_recent = checkpoint - min_versions, checkpoint - RECENT_LOG_VERSIONS_KEPT
+    oldest_kept = checkpoint - MIN_LOG_VERSIONS_KEPT
+    oldest_recent = checkpoint - RECENT_LOG_VERSIONS_KEPT
     obsolete = {
         file
         for file in files

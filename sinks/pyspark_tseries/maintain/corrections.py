@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.model.arrays import is_same
+from pyspark_tseries.model.columns import originals_of
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.read.scan import Scope, run_query
@@ -149,7 +150,7 @@ class _Withdrawal(Revision):
         if REASON not in schema.names or snapshot.head_id is None:
             return schema.empty_table()
         events = run_query(Scope(snapshot, snapshot.index()), Query("allEdits")).table
-        original = pc.coalesce(events["original_sequence"], events["sequence"])
+        original = originals_of(events)
         is_own = pc.and_(
             pc.is_in(events["author"], pa.array(sorted(self.correctors), pa.string())),
             events[REASON].is_valid(),

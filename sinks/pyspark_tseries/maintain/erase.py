@@ -370,7 +370,7 @@ class _ErasureCommit(Revision):
 
     def check(self, index: SeriesIndex) -> None:
         """Raise NoSuchEvent for an event that the series has never had."""
-        last_sequence = int(index.lookup([self._series])["last_sequence"][0])
+        last_sequence = index.lookup_one(self._series)["last_sequence"]
         unknown = [sequence for sequence in self._sequences if not 0 <= sequence <= last_sequence]
         if unknown:
             newest = (

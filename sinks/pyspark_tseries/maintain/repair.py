@@ -15,7 +15,6 @@ it, and the remains of later commits go to `_tseries/lost`.
 """
 
 import contextlib
-import glob
 import json
 import os
 import pathlib
@@ -72,7 +71,7 @@ from pyspark_tseries.storage.location import (
 from pyspark_tseries.storage.snapshot import load_index, readable_metadata
 from pyspark_tseries.store.admin_commits import replace_index, require_owner
 from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, UNREADABLE, shadow_log
-from pyspark_tseries.store.commit_history import LOST_FILE
+from pyspark_tseries.store.commit_history import LOST_FILE, list_lost_files
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
@@ -448,9 +447,7 @@ def _move_if_there(path: str, to: str) -> None:
 def find_max_lost_commit(location: Location) -> int:
     """Return the highest number of a commit that repairs have given up; -1 if there is none."""
     highest = -1
-    for path in glob.iglob(
-        os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
-    ):
+    for path in list_lost_files(location):
         with open(path, encoding="utf-8") as file:
             highest = max(highest, json.load(file)["highest_commit"])
     return highest
@@ -809,7 +806,7 @@ def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
 
 def _raise_commit_number(job: _Repair) -> None:
     """Skip the numbers of lost commits: subscribers may have seen them."""
-    highest = find_max_lost_commit(job.location) if job.location.is_local else -1
+    highest = find_max_lost_commit(job.location)
     store = Store.open_damaged(job.location)
     if not job.dry_run and store.index().metadata.commit < highest:
         job.advance_head(store, highest)

@@ -43,7 +43,7 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.buckets import parse_buckets
-from pyspark_tseries.model.columns import INSTANT, fits, new_value_field, type_name
+from pyspark_tseries.model.columns import INSTANT, fits, new_value_field, originals_of, type_name
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.downsampling import (
     BEGUN,
@@ -537,7 +537,7 @@ class _RollupRun:
             rows["series"].cast(pa.string()),
             pa.chunked_array([pa.array(starts).cast(INSTANT)]),
             *(rows[name] for name in ("commit", "sequence")),
-            pc.coalesce(rows["original_sequence"], rows["sequence"]),
+            originals_of(rows),
             rows["author"].cast(pa.string()),
             rows["because"] if "because" in rows.column_names else pa.nulls(size, pa.string()),
             pa.array(np.ones(size, np.int64)),
@@ -726,7 +726,7 @@ class _RollupRun:
         # author of the change.
         allowed = self._rollup.settings.policy is None
         columns = {name: buckets[name] for name in ("series", *names)}
-        columns[EDIT_OF.name] = pc.coalesce(existing["original_sequence"], existing["sequence"])
+        columns[EDIT_OF.name] = originals_of(existing)
         columns["author"] = (
             changes["author"] if allowed else pa.nulls(buckets.num_rows, pa.string())
         )
@@ -741,7 +741,7 @@ class _RollupRun:
             for record in read_records(self._rollup.location, self._rollup.metadata.erasure)
             for sequence in record.erasure.events
         }
-        originals = pc.coalesce(existing["original_sequence"], existing["sequence"]).to_pylist()
+        originals = originals_of(existing).to_pylist()
         keys = zip(existing["series"].to_pylist(), originals, strict=True)
         return np.array([key in erased for key in keys], bool)
 

@@ -209,6 +209,11 @@ def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) ->
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
+def originals_of(rows: pa.Table) -> pa.ChunkedArray:
+    """Return the sequence of each event's original; of an original its own."""
+    return pc.coalesce(rows["original_sequence"], rows["sequence"])
+
+
 def value_fields(table: pa.Schema) -> list[pa.Field]:
     """Return the value columns of the Delta schema `table`."""
     return [

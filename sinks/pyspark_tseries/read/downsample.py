@@ -30,7 +30,7 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.buckets import Buckets
-from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.model.columns import INSTANT, originals_of
 from pyspark_tseries.model.downsampling import (
     ALL_EVENTS,
     Aggregate,
@@ -114,7 +114,7 @@ def _run_query(scope: Scope, query: Query, folding: Folding) -> pa.Table:
 
 
 def _place_at_originals(rows: pa.Table) -> pa.Table:
-    sequence = pc.coalesce(rows["original_sequence"], rows["sequence"])
+    sequence = originals_of(rows)
     return rows.set_column(rows.column_names.index("sequence"), "sequence", sequence)
 
 

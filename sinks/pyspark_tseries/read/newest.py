@@ -32,7 +32,7 @@ from pyspark_tseries.model.arrays import (
     sort_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import query_schema, show_columns
+from pyspark_tseries.model.columns import originals_of, query_schema, show_columns
 from pyspark_tseries.model.ranges import Query, Range, min_retained
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import Scope, stored_columns
@@ -151,7 +151,7 @@ class NewestRows:
     @lazy
     def places(self) -> Int64Array:
         """The place of each row."""
-        return places_of(self.table)
+        return to_int64(originals_of(self.table))
 
     @lazy
     def us(self) -> Int64Array:
@@ -187,11 +187,6 @@ class NewestRows:
             return self
         before = np.append(0, np.cumsum(flags))
         return NewestRows(self.table.filter(pa.array(flags)), before[self.starts])
-
-
-def places_of(rows: pa.Table) -> Int64Array:
-    """Return the place of each row."""
-    return to_int64(pc.coalesce(rows["original_sequence"], rows["sequence"]))
 
 
 def interleave(size: int, pieces: Sequence[tuple[Int64Array, NewestRows]]) -> NewestRows:
@@ -322,7 +317,7 @@ def _pick_newest(
 ) -> NewestRows:
     """Return the newest `count` places of each series among `rows` and `earlier_rows`."""
     oldest, oldest_us = retained
-    codes, row_places = _find_codes(rows, series.names), places_of(rows)
+    codes, row_places = _find_codes(rows, series.names), to_int64(originals_of(rows))
     us = to_int64(rows["timestamp"])
     visible = (row_places >= oldest[codes]) & (us >= oldest_us[codes])
     is_place = visible & rows["original_sequence"].is_null().to_numpy()

@@ -41,6 +41,7 @@ from pyspark_tseries.model.columns import (
     EDIT_TIME,
     ERASURE_FIELD,
     SHOWN_FROM,
+    originals_of,
     query_schema,
     result_schema,
     show_columns,
@@ -235,7 +236,7 @@ def select_visible(rows: pa.Table, index: SeriesIndex, retained: RetainedRange) 
     states, floors = index.lookup(distinct), index.min_retained(distinct)
     newest = states["last_sequence"], states["original_us"]
     low, low_us = min_retained(retained, *newest, floors)
-    sequence = to_int64(pc.coalesce(rows["original_sequence"], rows["sequence"]))
+    sequence = to_int64(originals_of(rows))
     us = to_int64(pc.coalesce(rows["original_timestamp"], rows["timestamp"]))
     visible: BoolArray = (sequence >= low[codes]) & (us >= low_us[codes])
     return visible
@@ -612,7 +613,7 @@ def _fix_view(query: Query, index: SeriesIndex, name: str) -> Range | None:
         return None
     view = query.view
     if view.anchor.kind == "last_us":
-        newest_us = int(index.lookup([name])["original_us"][0])
+        newest_us = index.lookup_one(name)["original_us"]
         if newest_us == NEVER_US:
             return None
         view = Range(Point("time", newest_us - view.anchor.value), view.span)

@@ -310,7 +310,7 @@ def _show_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
 
 
 def _unknown_error(snapshot: Snapshot, series: str, sequence: int) -> NoSuchEvent:
-    last = int(snapshot.index([series]).lookup([series])["last_sequence"][0])
+    last = snapshot.index([series]).lookup_one(series)["last_sequence"]
     newest = "the series has no events" if last < 0 else f"its newest event is sequence {last}"
     reason = ", compaction has removed it" if 0 <= sequence <= last else ""
     return NoSuchEvent(

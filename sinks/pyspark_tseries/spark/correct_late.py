@@ -42,7 +42,7 @@ from pyspark_tseries.maintain.corrections import (
     read_withdrawn,
 )
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE
-from pyspark_tseries.model.columns import INSTANT, result_schema
+from pyspark_tseries.model.columns import INSTANT, originals_of, result_schema
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query, RetainedRange, format_range
 from pyspark_tseries.model.series_index import SeriesIndex
@@ -216,7 +216,7 @@ class Corrections(Revision):
     def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
         """Return the rows to write: edits of windows in force, and originals of the others."""
         keys, columns = list(self.rules.keys), self.windows.column_names
-        original = pc.coalesce(in_force["original_sequence"], in_force["sequence"])
+        original = originals_of(in_force)
         originals = in_force.select(["series", self.rules.keys[1], *self.rules.merges])
         originals = originals.rename_columns([*keys, *self.rules.merges]).append_column(
             "original", original
@@ -287,7 +287,7 @@ class Corrections(Revision):
         visible = pa.table(
             {
                 series: in_force["series"],
-                "original": pc.coalesce(in_force["original_sequence"], in_force["sequence"]),
+                "original": originals_of(in_force),
                 "us": in_force["timestamp"].cast(pa.int64()),
             }
         )

@@ -84,12 +84,16 @@ def _note(proven: dict[int, int], commit: CommitId) -> None:
     proven[commit.number] = commit.id
 
 
+def list_lost_files(location: Location) -> list[str]:
+    """Return the paths of the lists of commits that repairs have given up."""
+    if not location.is_local:
+        return []
+    return glob.glob(os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE))
+
+
 def is_given_up(location: Location, lost: CommitId) -> bool:
     """Return whether a repair has given up this commit after damage, and skipped its number."""
-    if not location.is_local:
-        return False
-    pattern = os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
-    for path in glob.iglob(pattern):
+    for path in list_lost_files(location):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(path, encoding="utf-8") as file:
                 record = json.load(file)

@@ -592,11 +592,6 @@ class Log:
             raise _unreadable_error(self.location, error) from error
         return self._transactions[name]
 
-    def has_token(self, token: tuple[str, int] | None) -> bool:
-        """Return whether the log has the transaction of `token`, with this or a higher version."""
-        last = None if token is None else self.transaction(token[0])
-        return token is not None and last is not None and last >= token[1]
-
     def files(self) -> list[DataFile]:
         """Return the files of the table; this may bring the log up to date."""
         location = self.location

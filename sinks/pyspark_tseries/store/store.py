@@ -533,8 +533,8 @@ class Store:
 
     def has_token(self, token: tuple[str, int] | None) -> bool:
         """Return whether the log as last refreshed has the batch `token`, or a later one."""
-        with self._lock:
-            return self.log.has_token(token)
+        last = None if token is None else self.transaction(token[0])
+        return token is not None and last is not None and last >= token[1]
 
     def _try_append(
         self,

@@ -352,7 +352,7 @@ class SeriesCondition:
 
     def check_series(self, index: SeriesIndex) -> None:
         """Raise ConditionFailed if the series is in another state in `index`."""
-        last_sequence = int(index.lookup([self.series])["last_sequence"][0])
+        last_sequence = index.lookup_one(self.series)["last_sequence"]
         same = self.last_erasure is None or self.last_erasure == (index.metadata.erasure,)
         if last_sequence == self.sequence and same:
             return

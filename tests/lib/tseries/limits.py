@@ -9,6 +9,8 @@ _PLACES: Final = {
     "held_bytes": "pyspark_tseries.maintain.compactor.MAX_HELD_BYTES",
     "small_file_bytes": "pyspark_tseries.maintain.compactor.SMALL_FILE_BYTES",
     "small_files": "pyspark_tseries.maintain.compactor.SMALL_FILES_AT_ONCE",
+    "kept_small_files": "pyspark_tseries.maintain.background.MAX_KEPT_SMALL_FILES",
+    "log_versions": "pyspark_tseries.maintain.background.MIN_LOG_VERSIONS_KEPT",
     "encoded_texts": "pyspark_tseries.maintain.compactor.MAX_ENCODED_TEXTS",
     "groups_to_merge": "pyspark_tseries.maintain.compactor.MIN_GROUPS_TO_MERGE",
     "head_changes": "pyspark_tseries.model.series_index.MAX_CHANGES",

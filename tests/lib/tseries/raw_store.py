@@ -268,7 +268,8 @@ class RawStore:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(background, "REMOVED_FILE_RETENTION_HOURS", 0)
             later_us = now_us() + 7_200_000_000
-            background.remove_obsolete_files(Store.open(self.path), later_us, small_files=0)
+            set_limits(patch, kept_small_files=0)
+            background.remove_obsolete_files(Store.open(self.path), later_us)
 
     def optimize(self):
         """Another tool merges files."""

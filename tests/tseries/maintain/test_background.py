@@ -273,7 +273,7 @@ def test_removed_files_go_an_hour_after_their_removal(store):
     assert verify(store.root) == []
 
 
-def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store):
+def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store, monkeypatch):
     fill(store, 6)
     first = [file.path for file in store.snapshot().files]
     compact(store.root, now_us() - 20 * 60_000_000)
@@ -285,7 +285,8 @@ def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store):
     compact(store.root, now_us() - 5 * 60_000_000)
     load_table(store.location).create_checkpoint()
     merged = [file.path for file in store.snapshot().files]
-    remove_obsolete_files(store, now_us(), small_files=4)
+    set_limits(monkeypatch, kept_small_files=4)
+    remove_obsolete_files(store, now_us())
 
     def there(paths):
         return [os.path.exists(os.path.join(store.root, path)) for path in paths]
@@ -294,9 +295,11 @@ def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store):
     assert sum(there(second)) == 1, "one of the newest four"
     assert there(first) == [False] * 6
     assert there(merged) == [True]
-    remove_obsolete_files(store, now_us() + 6 * 60_000_000, small_files=4)
+    set_limits(monkeypatch, kept_small_files=4)
+    remove_obsolete_files(store, now_us() + 6 * 60_000_000)
     assert sum(there(second)) == 1
-    remove_obsolete_files(store, now_us() + 6 * 60_000_000, small_files=3)
+    set_limits(monkeypatch, kept_small_files=3)
+    remove_obsolete_files(store, now_us() + 6 * 60_000_000)
     assert there(second + third) == [False] * 3 + [True] * 3
     forget_stores()
     assert verify(store.root) == []
@@ -315,7 +318,8 @@ def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
     with open(stray, "w") as file:
         file.write("of a commit that is to come")
     before = heads(store)
-    remove_obsolete_files(store, now_us(), small_files=2)
+    set_limits(monkeypatch, kept_small_files=2)
+    remove_obsolete_files(store, now_us())
     assert os.path.exists(stray)
     assert len(heads(store)) < len(before) - 5
     forget_stores()
@@ -379,15 +383,17 @@ def log_entries(store):
     return sorted(os.listdir(os.path.join(store.root, "_delta_log")))
 
 
-def test_log_cleanup_lets_readers_of_old_versions_continue(store):
+def test_log_cleanup_lets_readers_of_old_versions_continue(store, monkeypatch):
     fill(store, 30)
     old = Store(store.root, load_table(store.location))
     fill(store, 30, 30)
     before = log_entries(store)
-    remove_obsolete_files(store, now_us(), log_versions=10)
+    set_limits(monkeypatch, log_versions=10)
+    remove_obsolete_files(store, now_us())
     assert log_entries(store) == before  # All of it is younger than 20 seconds.
     aged(store.root, 0.01)
-    remove_obsolete_files(store, now_us(), log_versions=10)
+    set_limits(monkeypatch, log_versions=10)
+    remove_obsolete_files(store, now_us())
     assert len(log_entries(store)) < 30
     assert old.refresh()
     old.append(batch(("a", 10**6)))

@@ -715,12 +715,13 @@ def test_a_backup_before_or_after_is_whole(series, path, tmp_path):
     assert contents(tmp_path / "early") == before
 
 
-def test_maintenance_removes_the_old_files_and_the_change_stays(series, path):
+def test_maintenance_removes_the_old_files_and_the_change_stays(series, path, monkeypatch):
     before = contents(path)
     series.widen_columns(WIDE)
     for file in path.rglob("*.parquet"):
         os.utime(file, ns=(0, 0))
-    remove_obsolete_files(store_of(path), now_us() + 86_400_000_000, small_files=0)
+    set_limits(monkeypatch, kept_small_files=0)
+    remove_obsolete_files(store_of(path), now_us() + 86_400_000_000)
     live = store_of(path).snapshot().paths
     assert live <= {str(file.relative_to(path)) for file in path.glob("kind=*/*.parquet")}
     assert contents(path) == before

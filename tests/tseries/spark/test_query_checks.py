@@ -104,7 +104,7 @@ def test_mark_of_an_empty_first_batch_does_not_count_as_the_batch(tmp_path):
     store = make(tmp_path / "a")
     check_in_commit(None, store, (QUERY, 0), is_empty=True)
     store = Store.open(store.location)
-    assert not store.log.has_token((QUERY, 0))
+    assert not store.has_token((QUERY, 0))
     assert store.version() == 1
     check_in_commit(None, store, (QUERY, 0), is_empty=True)
     assert Store.open(store.location).version() == 1

@@ -259,7 +259,7 @@ def test_an_object_of_any_size_is_copied(location, monkeypatch):
         location.copy(location.file("nothing"), location.file("to"))
 
 
-def test_maintenance_removes_only_unneeded_files(store, location):
+def test_maintenance_removes_only_unneeded_files(store, location, monkeypatch):
     for n in range(15):
         store.append(batch(("a", n, float(n))))
     before = events(location)
@@ -274,7 +274,8 @@ def test_maintenance_removes_only_unneeded_files(store, location):
     remove_obsolete_files(Store.open(location), now_us())
     assert {*map(location.file, old), orphan} <= set(files_of(location, "kind=event"))
     # The log and heads are as if they were older.
-    remove_obsolete_files(Store.open(location), now_us() + 2 * HOUR_US, log_versions=2)
+    set_limits(monkeypatch, log_versions=2)
+    remove_obsolete_files(Store.open(location), now_us() + 2 * HOUR_US)
     assert len(files_of(location, "_delta_log")) < 15
     assert events(location) == before
     Store.open(location).append(batch(("a", 99, 99.0)))
