@@ -18,7 +18,7 @@ from pyspark_timestream.core.why import find_own_message
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
 from pyspark_timestream.frames.cti_path import JOIN
 from pyspark_timestream.frames.end import has_ended
-from pyspark_timestream.frames.plans import LOST_CTIS, ClassicStep, loses_ctis
+from pyspark_timestream.frames.plans import LOST_CTIS, ClassicOperator, loses_ctis
 from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
 from pyspark_timestream.kafka.diagnosis.history import (
     BatchReport,
@@ -99,7 +99,7 @@ def _find_plan_mistakes(
     """Return by stream the mistakes in the query's plan, or in its progress if there is no plan."""
     offsets = batches[-1].offsets if batches else ()
     streams = [offset.get("stream") if isinstance(offset, dict) else None for offset in offsets]
-    by_java = _ask_java(query, lambda java: find_plan_mistakes(ClassicStep(java.logicalPlan())))
+    by_java = _ask_java(query, lambda java: find_plan_mistakes(ClassicOperator(java.logicalPlan())))
     causes: Sequence[Diagnosis | None] = by_java or []
     if by_java is None and len(streams) == 1 and reports and batches[-1].reports:
         causes = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})]
@@ -215,7 +215,7 @@ _STATEFUL_OPERATORS: Final = (
 )
 
 
-def find_plan_mistakes(root: ClassicStep) -> list[Diagnosis | None]:
+def find_plan_mistakes(root: ClassicOperator) -> list[Diagnosis | None]:
     """Return for each streaming source, in the order of the plan, its mistake or None."""
     return [_find_mistake(path) for path in _list_paths(root) if path[0].columns]
 
@@ -240,8 +240,8 @@ def find_progress_mistake(
 
 
 def _list_paths(
-    node: ClassicStep, above: tuple[ClassicStep, ...] = ()
-) -> Iterator[tuple[ClassicStep, ...]]:
+    node: ClassicOperator, above: tuple[ClassicOperator, ...] = ()
+) -> Iterator[tuple[ClassicOperator, ...]]:
     """Yield each source with the operators above it, nearest first."""
     if not node.inputs:
         yield (node, *above)
@@ -249,7 +249,7 @@ def _list_paths(
         yield from _list_paths(below, (node, *above))
 
 
-def _find_mistake(path: tuple[ClassicStep, ...]) -> Diagnosis | None:
+def _find_mistake(path: tuple[ClassicOperator, ...]) -> Diagnosis | None:
     source, *operators = path
     if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
         return None

@@ -12,12 +12,7 @@ from pyspark_timestream.commands.measure_lateness import (
     build_row,
     find_lateness,
 )
-from pyspark_timestream.commands.peek.command import (
-    add_source_arguments,
-    read_arguments,
-    run_command,
-    terminal_width,
-)
+from pyspark_timestream.commands.peek import command as peek
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.report import (
     GAP,
@@ -224,7 +219,7 @@ def _format_share(share: float) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_source_arguments(parser)
+    peek.add_arguments(parser)
     parser.add_argument(
         "--start-time",
         required=True,
@@ -254,12 +249,12 @@ def main(arguments: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
 
     def report() -> str:
-        raw = read_arguments(arguments)
+        raw = peek.read_arguments(arguments)
         lateness = find_lateness(raw, arguments.delays, arguments.last)
         if arguments.json:
             return to_json(lateness)
         return format_report(
-            lateness, raw, terminal_width(), all_delays=arguments.delays is not None
+            lateness, raw, peek.terminal_width(), all_delays=arguments.delays is not None
         )
 
-    return run_command(report)
+    return peek.run_command(report)

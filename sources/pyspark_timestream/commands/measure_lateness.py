@@ -48,7 +48,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import CTI_DELAY
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 from pyspark_timestream.kafka.registry import load_schemas
-from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules
+from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules, max_known
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.step import LATE, check_times, step
 
@@ -75,8 +75,8 @@ class Waits:
 
     def merge(self, other: "Waits") -> "Waits":
         """Return the waits of both."""
-        both = [ms for ms in (self.greatest_ms, other.greatest_ms) if ms is not None]
-        return Waits(self.counts + other.counts, max(both, default=None))
+        greatest_ms = max_known(self.greatest_ms, other.greatest_ms)
+        return Waits(self.counts + other.counts, greatest_ms)
 
     def __len__(self) -> int:
         return int(self.counts.sum())
@@ -385,11 +385,10 @@ class DelayResult:
 
     def add(self, partition: Partition, trial: DelayTrial) -> "DelayResult":
         """Return the result with another partition, read to its end."""
-        late = [us for us in (self.most_late_us, trial.most_late_us) if us is not None]
         return replace(
             self,
             partitions={**self.partitions, partition: trial.clock},
-            most_late_us=max(late, default=None),
+            most_late_us=max_known(self.most_late_us, trial.most_late_us),
             waits=self.waits.merge(trial.waits),
             waiting=self.waiting + trial.count_waiting(),
         )
@@ -629,7 +628,7 @@ def _find_later_starts(
         _find_newest_ms(read_range, partition, starts[partition], stops[partition])
         for partition in sorted(starts)
     )
-    newest_ms = max((ms for ms in each_newest_ms if ms is not None), default=None)
+    newest_ms = max_known(*each_newest_ms)
     if newest_ms is None:
         return starts
     since_ms = max(newest_ms - -(-last_us // 1_000), 0)

@@ -250,8 +250,8 @@ class _CtiPath:
     def is_null(self, column: str) -> bool:
         """Return whether `column` is a source column, unchanged, that is null in CTI rows."""
         null_column = column if self.sure else None
-        for step, index in reversed(self.trail):
-            null_column = None if null_column is None else step.find_same(index, null_column)
+        for operator, index in reversed(self.trail):
+            null_column = None if null_column is None else operator.find_same(index, null_column)
         return null_column is not None and null_column.lower() != self.column.lower()
 
 
@@ -278,69 +278,69 @@ def keep_ctis(root: PlanOperator, column: str = "cti") -> tuple[Any, bool]:
     return path.plan, path.comes and path.sure
 
 
-def _follow(step: PlanOperator, column: str) -> _CtiPath:
-    if not step.inputs:
-        comes = step.delivers_ctis(column)
-        return _CtiPath(step.plan, comes, column=column, trail=((step, 0),))
-    if step.name == UNION:
-        return _unite(step, column)
-    for index, input_column in step.find_origins(column):
-        path = _follow(step.inputs[index], input_column)
+def _follow(operator: PlanOperator, column: str) -> _CtiPath:
+    if not operator.inputs:
+        comes = operator.delivers_ctis(column)
+        return _CtiPath(operator.plan, comes, column=column, trail=((operator, 0),))
+    if operator.name == UNION:
+        return _unite(operator, column)
+    for index, input_column in operator.find_origins(column):
+        path = _follow(operator.inputs[index], input_column)
         if not path.comes and path.loss is None:
             continue
-        return _pass(step, index, input_column, path)
-    return _CtiPath(step.plan)
+        return _pass(operator, index, input_column, path)
+    return _CtiPath(operator.plan)
 
 
-def _pass(step: PlanOperator, index: int, input_column: str, path: _CtiPath) -> _CtiPath:
-    """Extend `path` by `step`, which gets CTIs in `input_column` of its input `index`."""
+def _pass(operator: PlanOperator, index: int, input_column: str, path: _CtiPath) -> _CtiPath:
+    """Extend `path` by `operator`, which gets CTIs in `input_column` of its input `index`."""
     if path.loss is not None:
-        return _CtiPath(step.plan, loss=path.loss)
-    if step.name == FILTER:
-        return _pass_filter(step, input_column, path)
-    if step.name in _REMOVERS and not step.keeps_outer(index, path.is_null):
-        return _CtiPath(step.plan, loss=_Loss(_REMOVERS[step.name]))
-    if step.name in _FUNCTIONS:
-        return _CtiPath(step.plan, loss=_Loss(_FUNCTIONS[step.name], _Effect.MAY_REMOVE))
-    if step.name == _WATERMARK:
-        return _CtiPath(step.plan, loss=_Loss("withWatermark", _Effect.SECOND))
-    sure = path.sure and (step.name in _HARMLESS or step.name in _REMOVERS)
-    return _extend(path, step, index, _rebuild(step, {index: path}), sure)
+        return _CtiPath(operator.plan, loss=path.loss)
+    if operator.name == FILTER:
+        return _pass_filter(operator, input_column, path)
+    if operator.name in _REMOVERS and not operator.keeps_outer(index, path.is_null):
+        return _CtiPath(operator.plan, loss=_Loss(_REMOVERS[operator.name]))
+    if operator.name in _FUNCTIONS:
+        return _CtiPath(operator.plan, loss=_Loss(_FUNCTIONS[operator.name], _Effect.MAY_REMOVE))
+    if operator.name == _WATERMARK:
+        return _CtiPath(operator.plan, loss=_Loss("withWatermark", _Effect.SECOND))
+    sure = path.sure and (operator.name in _HARMLESS or operator.name in _REMOVERS)
+    return _extend(path, operator, index, _rebuild(operator, {index: path}), sure)
 
 
-def _extend(path: _CtiPath, step: PlanOperator, index: int, plan: Any, sure: bool) -> _CtiPath:
-    """Extend `path` by a step that CTI rows pass; `plan` replaces the step's plan."""
-    return replace(path, plan=plan, sure=sure, trail=(*path.trail, (step, index)))
+def _extend(path: _CtiPath, operator: PlanOperator, index: int, plan: Any, sure: bool) -> _CtiPath:
+    """Extend `path` by an operator that CTI rows pass; `plan` replaces its plan."""
+    return replace(path, plan=plan, sure=sure, trail=(*path.trail, (operator, index)))
 
 
-def _pass_filter(step: PlanOperator, input_column: str, path: _CtiPath) -> _CtiPath:
-    condition = step.find_condition(input_column, path.is_null)
+def _pass_filter(operator: PlanOperator, input_column: str, path: _CtiPath) -> _CtiPath:
+    condition = operator.find_condition(input_column, path.is_null)
     if condition is not None:
         # A filter on the CTI column is deliberate: import_ctis drops a stream's own CTIs like that.
         if condition.truth:
-            return _extend(path, step, 0, _rebuild(step, {0: path}), path.sure)
-        return _CtiPath(step.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
-    return _extend(path, step, 0, step.widen(input_column, path.plan), path.sure)
+            return _extend(path, operator, 0, _rebuild(operator, {0: path}), path.sure)
+        return _CtiPath(operator.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
+    return _extend(path, operator, 0, operator.widen(input_column, path.plan), path.sure)
 
 
-def _unite(step: PlanOperator, column: str) -> _CtiPath:
+def _unite(operator: PlanOperator, column: str) -> _CtiPath:
     """Unite the rows of several inputs; only one of them may deliver CTIs."""
     paths = {
-        index: _follow(step.inputs[index], input_column)
-        for index, input_column in step.find_origins(column)
+        index: _follow(operator.inputs[index], input_column)
+        for index, input_column in operator.find_origins(column)
     }
     coming = {index: path for index, path in paths.items() if path.comes}
     if len(coming) > 1:
-        return _CtiPath(step.plan, loss=_Loss("union", _Effect.MIXES))
+        return _CtiPath(operator.plan, loss=_Loss("union", _Effect.MIXES))
     for index, path in coming.items():
-        return _extend(path, step, index, _rebuild(step, coming), path.sure)
+        return _extend(path, operator, index, _rebuild(operator, coming), path.sure)
     losses = [path.loss for path in paths.values()]
-    return _CtiPath(step.plan, loss=losses[0] if losses and all(losses) else None)
+    return _CtiPath(operator.plan, loss=losses[0] if losses and all(losses) else None)
 
 
-def _rebuild(step: PlanOperator, paths: dict[int, _CtiPath]) -> Any:
-    plans = [input_.plan for input_ in step.inputs]
+def _rebuild(operator: PlanOperator, paths: dict[int, _CtiPath]) -> Any:
+    plans = [input_.plan for input_ in operator.inputs]
     changed = [paths[index].plan if index in paths else plan for index, plan in enumerate(plans)]
     if all(new is old for new, old in zip(changed, plans, strict=True)):
-        return step.plan
-    return step.rebuild(changed)
+        return operator.plan
+    return operator.rebuild(changed)

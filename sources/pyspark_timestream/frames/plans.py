@@ -198,7 +198,7 @@ def _keep_classic(df: DataFrame) -> tuple[DataFrame, bool]:
     spark: Any = df.sparkSession
     try:
         plan = df._jdf.queryExecution().analyzed()
-        root = ClassicStep(plan, spark._jvm)
+        root = ClassicOperator(plan, spark._jvm)
         columns = [
             attribute for attribute in _iterate(plan.output()) if attribute.name().lower() == _CTI
         ]
@@ -223,7 +223,7 @@ def _read_id(attribute: Any) -> str:
     return str(attribute.exprId().toString())
 
 
-class ClassicStep:
+class ClassicOperator:
     """An operator of a classic plan, and all operators below it.
 
     Args:
@@ -248,9 +248,9 @@ class ClassicStep:
         self._children = children
 
     @lazy
-    def inputs(self) -> Sequence["ClassicStep"]:
+    def inputs(self) -> Sequence["ClassicOperator"]:
         """The operators below."""
-        return [ClassicStep(child, self._jvm, self._tables) for child in self._children]
+        return [ClassicOperator(child, self._jvm, self._tables) for child in self._children]
 
     @property
     def is_stream(self) -> bool:
@@ -383,14 +383,14 @@ def _read_condition(expression: Any, column: str, is_null: IsNull) -> CtiConditi
 def _keep_connect(df: DataFrame) -> DataFrame:
     plan, session = df._plan, df._session
     try:
-        widened, _ = keep_ctis(_ConnectStep(plan, session), _CTI)
+        widened, _ = keep_ctis(_ConnectOperator(plan, session), _CTI)
     except (AttributeError, PySparkException) as error:
         _LOG.debug("the plan below advance_time cannot be read: %s", error)
         return df
     return df if widened is plan else type(df)(widened, session)
 
 
-class _ConnectStep:
+class _ConnectOperator:
     """An operator of a Spark Connect plan, in which nothing is resolved yet."""
 
     def __init__(self, plan: Any, session: Any) -> None:
@@ -404,11 +404,11 @@ class _ConnectStep:
         self._child_names = [
             name for name in _CHILDREN if hasattr(getattr(plan, name, None), "_plan_id")
         ]
-        self.inputs = [_ConnectStep(getattr(plan, name), session) for name in self._child_names]
+        self.inputs = [_ConnectOperator(getattr(plan, name), session) for name in self._child_names]
         self.is_stream: bool = getattr(plan, "_is_streaming", False) or any(
-            step.is_stream for step in self.inputs
+            operator.is_stream for operator in self.inputs
         )
-        self.ids: set[int] = {plan._plan_id}.union(*(step.ids for step in self.inputs))
+        self.ids: set[int] = {plan._plan_id}.union(*(operator.ids for operator in self.inputs))
         """The numbers by which columns refer to this plan and to those below."""
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:

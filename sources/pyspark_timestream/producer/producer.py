@@ -148,14 +148,14 @@ class _MarkLock:
         """True if this thread holds it, by itself or by `lend`."""
         return threading.get_ident() in self._owners
 
-    def lend(self, step: Callable[[Any], T], *, is_flush: bool = False) -> Callable[[Any], T]:
-        """Wrap `step` for another thread, so that its callbacks there wait only as here."""
+    def lend(self, function: Callable[[Any], T], *, is_flush: bool = False) -> Callable[[Any], T]:
+        """Wrap `function` for another thread, so that its callbacks there wait only as here."""
         me = threading.get_ident()
         if me in self._owners:
-            return partial(_run_noted, self._owners, step)
+            return partial(_run_noted, self._owners, function)
         if is_flush or me in self._flushing:
-            return partial(_run_noted, self._flushing, step)
-        return step
+            return partial(_run_noted, self._flushing, function)
+        return function
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -186,9 +186,9 @@ def _noted(threads: list[int]) -> Iterator[None]:
         threads.remove(me)
 
 
-def _run_noted(threads: list[int], step: Callable[[Any], T], client: Any) -> T:
+def _run_noted(threads: list[int], function: Callable[[Any], T], client: Any) -> T:
     with _noted(threads):
-        return step(client)
+        return function(client)
 
 
 class _Patience:
@@ -516,8 +516,8 @@ class PunctuatedProducer:
             raise self._requests.failure(late, "send a record")
         return client
 
-    def _serve(self, step: Callable[[Any], T], timeout_s: float, name: str) -> T:
-        run = partial(self._client.run, step, timeout_s, name)
+    def _serve(self, function: Callable[[Any], T], timeout_s: float, name: str) -> T:
+        run = partial(self._client.run, function, timeout_s, name)
         return self._requests.run_once(run, "deliver what was produced")
 
     def _advise(self, code: int, kind: FailureKind) -> str:

@@ -359,9 +359,9 @@ def find_min_of_others(
     return minima
 
 
-def max_known(*ctis_us: int | None) -> int | None:
-    """Return the greatest CTI that is not None; None if all are."""
-    return max((cti_us for cti_us in ctis_us if cti_us is not None), default=None)
+def max_known(*instants: int | None) -> int | None:
+    """Return the greatest of the CTIs or other numbers that are not None; None if all are."""
+    return max((instant for instant in instants if instant is not None), default=None)
 
 
 def compute_stream_cti(

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator as `ClassicStep` reads it."""
+    """An operator as `ClassicOperator` reads it."""
 
     name: str
     inputs: tuple["Operator", ...] = ()

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark_timestream import SchemaRefused, advance_time, import_ctis, shift_time, why
 from pyspark_timestream.frames.cti_path import CtiCondition, keep_ctis
 from pyspark_timestream.frames.plans import (
-    ClassicStep,
+    ClassicOperator,
     _CtiWatch,
     keep_cti_rows,
     loses_ctis,
@@ -353,9 +353,9 @@ def connect():
 
 
 def keep_in_connect(frame):
-    from pyspark_timestream.frames.plans import _ConnectStep
+    from pyspark_timestream.frames.plans import _ConnectOperator
 
-    plan, is_sure = keep_ctis(_ConnectStep(frame._plan, SESSION), "cti")
+    plan, is_sure = keep_ctis(_ConnectOperator(frame._plan, SESSION), "cti")
     assert is_sure
     return plan
 
@@ -573,7 +573,7 @@ def java_anti(left, condition):
 
 
 def keep_classic(plan):
-    return keep_ctis(ClassicStep(plan), "#cti")
+    return keep_ctis(ClassicOperator(plan), "#cti")
 
 
 def equal(one, other):

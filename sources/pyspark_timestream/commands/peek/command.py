@@ -388,11 +388,6 @@ _READING: Final = ("kafkaConsumer.", "subscribe")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_source_arguments(parser)
-
-
-def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments that `read_arguments` reads."""
     parser.add_argument("--topic", required=True, help="the topic")
     parser.add_argument(

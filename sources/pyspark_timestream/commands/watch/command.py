@@ -210,10 +210,8 @@ class _Watched:
             with self._lock:
                 follower.log.ends.update(self._ends.ends)
         if self._ends is not None:
-            is_new, self._last_answer = (
-                is_new or self._last_answer != self._ends.answer,
-                self._ends.answer,
-            )
+            is_new |= self._last_answer != self._ends.answer
+            self._last_answer = self._ends.answer
         return is_new
 
     def _read_state(self, follower: CheckpointFollower, *, once: bool) -> bool:
@@ -428,10 +426,8 @@ def _name_partition(partition: Partition, width: int, *, is_one: bool) -> str:
     """Name a partition, with its number always in full; omit the only topic, which stands above."""
     if is_one:
         return str(partition.number)
-    topic, room = (
-        escape_controls(partition.topic),
-        max(width // 3 - len(str(partition.number)) - 1, 4),
-    )
+    topic = escape_controls(partition.topic)
+    room = max(width // 3 - len(str(partition.number)) - 1, 4)
     while cell_width(topic) > room:
         topic = f"…{topic.removeprefix('…')[1:]}"
     return f"{topic} {partition.number}"

@@ -44,7 +44,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 )
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.report import shorten_duration
-from pyspark_timestream.rules.clocks import PartitionClock, max_known
+from pyspark_timestream.rules.clocks import PartitionClock, max_known, min_cti
 
 MAX_BATCHES: Final = 100
 """Keep this many batches in full; Spark's checkpoint has as many by default."""
@@ -707,8 +707,7 @@ def _find_query_cti(view: QueryView) -> int | None:
     """Return the least clock of what a query reads; None if one of these has none."""
     clocks = [stream.explanation.cti_us for stream in view.streams]
     clocks += [cti_us for _, cti_us in view.links.subscriptions]
-    known = [cti_us for cti_us in clocks if cti_us is not None]
-    return min(known, default=None) if len(known) == len(clocks) else None
+    return min_cti(clocks)
 
 
 def _add_inputs(view: QueryView, query: _Key, nodes: _Nodes, hops: _Hops) -> None:

@@ -77,10 +77,10 @@ class CallAbandoned(KafkaException):  # type: ignore[misc]
 class _Call:
     """One call: the waiting thread passes it to the helper that makes it."""
 
-    __slots__ = ("answer", "hanging", "is_done", "step")
+    __slots__ = ("answer", "function", "hanging", "is_done")
 
-    def __init__(self, step: Callable[[], Any]) -> None:
-        self.step: Callable[[], Any] | None = step
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function: Callable[[], Any] | None = function
         self.answer: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self.is_done = False
         self.hanging: HangingCalls | None = None
@@ -100,13 +100,13 @@ class _Helper(threading.Thread):
             call = self.calls.get()
             answer: tuple[Any, BaseException | None]
             try:
-                assert call.step is not None
-                answer = call.step(), None
+                assert call.function is not None
+                answer = call.function(), None
             except BaseException as error:
                 answer = None, error
             # This may free the client of an abandoned call and hang, so it comes before the thread
             # is offered for other calls.
-            call.step = None
+            call.function = None
             with _LOCK:
                 call.is_done = True
                 if call.hanging is not None:
@@ -139,9 +139,9 @@ os.register_at_fork(
 
 
 def call_bounded(
-    step: Callable[[], T], limit_s: float, name: str, hanging: HangingCalls = ABANDONED
+    function: Callable[[], T], limit_s: float, name: str, hanging: HangingCalls = ABANDONED
 ) -> T:
-    """Call `step` in a helper thread, and wait at most `limit_s` seconds for it.
+    """Call `function` in a helper thread, and wait at most `limit_s` seconds for it.
 
     Raises:
         CallAbandoned: it did not return, and may go on; or it was not made, because too many calls
@@ -154,7 +154,7 @@ def call_bounded(
         raise error
     if sys.is_finalizing():
         # Daemon threads no longer run, so this thread makes the call.
-        return step()
+        return function()
     try:
         helper = _IDLE.pop()
     except IndexError:
@@ -162,10 +162,10 @@ def call_bounded(
             helper = _Helper()
         except RuntimeError:
             # The interpreter is shutting down and starts no threads.
-            return step()
-    call = _Call(step)
+            return function()
+    call = _Call(function)
     # Now only the helper keeps the client, so no other thread can free one that hangs.
-    del step
+    del function
     helper.calls.put(call)
     waited_s = 0.0
     while waited_s < limit_s:
@@ -197,7 +197,7 @@ class BoundedClient:
             `CallAbandoned` at once.
         direct: the client itself, for calls that do not wait, such as `produce`; None once it is
             abandoned.
-        wrap: turns a step into the one that the helper runs; the waiting thread calls it.
+        wrap: turns a function into the one that the helper runs; the waiting thread calls it.
 
     Args:
         client: a `Producer`, `Consumer` or `AdminClient`, which nobody else keeps.
@@ -217,7 +217,9 @@ class BoundedClient:
         self._grace_s, self._close_s = grace_s, close_s
         self._calls, self._closes = calls, closes
         self.is_abandoned = False
-        self.wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = lambda step: step
+        self.wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = lambda function: (
+            function
+        )
 
     @property
     def grace_s(self) -> float:
@@ -230,15 +232,15 @@ class BoundedClient:
             if name in _WITHOUT_NAMES and "timeout" in keywords:
                 arguments = (*arguments, keywords.pop("timeout"))
 
-            def step(client: Any) -> Any:
+            def function(client: Any) -> Any:
                 return getattr(client, name)(*arguments, **keywords)
 
-            return self.run(step, timeout_s, name)
+            return self.run(function, timeout_s, name)
 
         return call
 
-    def run(self, step: Callable[[Any], T], timeout_s: float, name: str) -> T:
-        """Call `step`, which may make several calls, with the client.
+    def run(self, function: Callable[[Any], T], timeout_s: float, name: str) -> T:
+        """Call `function`, which may make several calls, with the client.
 
         Raises:
             CallAbandoned: it did not return within `timeout_s` plus `GRACE_S`.
@@ -250,8 +252,8 @@ class BoundedClient:
         if client_cell[0] is None:
             raise CallAbandoned(name, limit_s, f"has not returned from a call before {name}")
         try:
-            bounded_step = partial(self.wrap(step), client_cell.pop())
-            return cast(T, call_bounded(bounded_step, limit_s, name, self._calls))
+            bounded = partial(self.wrap(function), client_cell.pop())
+            return cast(T, call_bounded(bounded, limit_s, name, self._calls))
         except CallAbandoned as error:
             # No helper keeps the client of a call that was not made: giving it up frees it here.
             if not error.is_refused:

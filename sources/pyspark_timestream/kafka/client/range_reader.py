@@ -192,10 +192,10 @@ class _BoundedConsumer(BoundedClient):
         if not self.is_abandoned:
             self.direct.close()
 
-    def _call(self, step: Callable[[ColumnConsumer], T], timeout_s: float, name: str) -> T:
+    def _call(self, function: Callable[[ColumnConsumer], T], timeout_s: float, name: str) -> T:
         consumer = self.direct
         try:
-            return self.run(step, timeout_s, name)
+            return self.run(function, timeout_s, name)
         except CallAbandoned:
             if consumer is not None:
                 consumer.abandon()

@@ -81,10 +81,8 @@ def diagnose(
     ]
     if not last_batch.offset.final:
         rules += _find_blockers(history, far)
-    warnings, kinds = (
-        recall_warnings(last_batch.offset.warnings),
-        {diagnosis.kind for diagnosis in rules},
-    )
+    warnings = recall_warnings(last_batch.offset.warnings)
+    kinds = {diagnosis.kind for diagnosis in rules}
     rules += [warning for warning in warnings if kinds.isdisjoint(_list_refined(warning))]
     unread = {partition for partition, size in count_remaining(history).items() if size}
     if last_batch.offset.final:
@@ -347,10 +345,8 @@ def _report_blocked(
 
 def _report_idle_partition(history: History, partitions: Sequence[Partition]) -> Diagnosis:
     clocks = history[-1].clocks
-    ahead_us, own_us = (
-        max_known(*(clock.cti_us for clock in clocks.values())),
-        clocks[partitions[0]].cti_us,
-    )
+    ahead_us = max_known(*(clock.cti_us for clock in clocks.values()))
+    own_us = clocks[partitions[0]].cti_us
     stand = "its clock" if len(partitions) == 1 else "each one's clock"
     stand += " has no CTI" if own_us is None else f" stands at {format_instant(own_us)}"
     others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
@@ -397,11 +393,8 @@ def _report_silent_writers(history: History, partitions: Sequence[Partition]) ->
     kind, rows, advice = "mark", "marks", ""
     if "writerFrom" in history[-1].settings:
         kind, rows, advice = "CTI", "records", WRITER_CLOCK_ADVICE
-    first_name, labels = (
-        names[0],
-        [f"writer '{n}'" if n else f"the {rows} without a writer" for n in names],
-    )
-    mark_us = marks_us[first_name]
+    labels = [f"writer '{name}'" if name else f"the {rows} without a writer" for name in names]
+    mark_us = marks_us[names[0]]
     mark = f"no {kind} yet" if mark_us is None else f"{format_instant(mark_us)} as its last {kind}"
     text = f"{labels[0]} has {mark}, while other marks or events have gone on"
     if mark_us is not None:

@@ -46,7 +46,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import has_reached, has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.clocks import EARLY_US, FAR_US, MAX_LEAD_US, PartitionClock
+from pyspark_timestream.rules.clocks import EARLY_US, FAR_US, MAX_LEAD_US, PartitionClock, min_cti
 
 _HEALTHY_FRACTION: Final = 0.01
 """A partition with a smaller fraction of late or malformed events counts as healthy."""
@@ -603,8 +603,7 @@ def find_short_replays(history: History) -> Iterator[Diagnosis]:
         if not has_reached(cti_us, parse_instant(end))
     )
     if short:
-        clocks = [ctis_us[partition] for partition in short]
-        least = None if None in clocks else min(us for us in clocks if us is not None)
+        least = min_cti(ctis_us[partition] for partition in short)
         text = f"everything is read, and its CTI has not reached option 'endingCti' ({end}): "
         yield Diagnosis(
             Kind.SHORT_REPLAY,

@@ -42,7 +42,6 @@ from pyspark_timestream.kafka.driver.trackers import (
     IdleTracker,
     PartitionCache,
     RunEnds,
-    WorkTracker,
     change_import,
     derive_import_options,
     make_steady_clock,
@@ -95,6 +94,9 @@ from pyspark_timestream.rules.clocks import PartitionClock
 
 _LOG: Final = logging.getLogger(__name__)
 
+_NO_WORK_AFTER_US: Final = 1_000_000
+"""Time without work after which one more offset records the final positions."""
+
 
 class _Logs(NamedTuple):
     """The partitions' logs, and where to go on reading; fields as in `BrokerSnapshot`."""
@@ -131,7 +133,7 @@ class StreamDriver:
         self._importer: CtiImporter | None = None
         self._now_us = now_us or make_steady_clock()
         self._idle_tracker = IdleTracker(options.idle_timeout_us)
-        self._work_tracker = WorkTracker()
+        self._no_work_since_us: int | None = None
         self._topic_ids: dict[str, str] = {}
         self._ids_asked_at_s = float("-inf")
         self._create_broker = create_broker
@@ -212,7 +214,7 @@ class StreamDriver:
                 self._adopt_settings(self._user_settings, None)
                 run = self._describe_run(cap, previous)
                 planned = self._plan_next(previous, run)
-            self._work_tracker.note_batch(planned is not previous, self._now_us())
+            self._note_work(planned is not previous)
         log_new_warnings(() if previous is None else previous.warnings, planned.warnings)
         if planned is previous:
             self._planned = planned
@@ -227,6 +229,17 @@ class StreamDriver:
         if self._first_planned is None:
             self._first_planned = planned.number
         return planned.to_json()
+
+    def _note_work(self, has_work: bool) -> None:
+        now_us = self._now_us()
+        if has_work:
+            self._no_work_since_us = None
+        elif self._no_work_since_us is None:
+            self._no_work_since_us = now_us
+
+    def _has_no_work(self, now_us: int) -> bool:
+        since_us = self._no_work_since_us
+        return since_us is not None and now_us - since_us >= _NO_WORK_AFTER_US
 
     @property
     def planned(self) -> StreamOffset | None:
@@ -476,7 +489,7 @@ class StreamDriver:
             lost=logs.lost,
             now_us=now_us,
             caught_up_since_us=caught_up_since_us,
-            nothing_to_do=not run.bounded and self._work_tracker.has_no_work(now_us),
+            nothing_to_do=not run.bounded and self._has_no_work(now_us),
             topic_ids=logs.topic_ids,
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),

@@ -50,8 +50,6 @@ from pyspark_timestream.kafka.task import follow_clock
 from pyspark_timestream.rules.clocks import max_known, raise_cti
 
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
-_NO_WORK_AFTER_US: Final = 1_000_000
-"""Time without work after which one more offset records the final positions."""
 
 
 class IdleTracker:
@@ -120,25 +118,6 @@ class IdleTracker:
 
     def _troubled(self, broker: Broker) -> bool:
         return not self._across_runs and broker.trouble_count != self._troubles
-
-
-class WorkTracker:
-    """Tracks since when the batches of one run have had nothing to do."""
-
-    def __init__(self) -> None:
-        self._no_work_since_us: int | None = None
-
-    def has_no_work(self, now_us: int) -> bool:
-        """Return whether there has been nothing to do for about a second."""
-        since_us = self._no_work_since_us
-        return since_us is not None and now_us - since_us >= _NO_WORK_AFTER_US
-
-    def note_batch(self, has_work: bool, now_us: int) -> None:
-        """Record whether the batch had something to do."""
-        if has_work:
-            self._no_work_since_us = None
-        elif self._no_work_since_us is None:
-            self._no_work_since_us = now_us
 
 
 _LOG: Final = logging.getLogger(__name__)

@@ -71,10 +71,8 @@ class Cursors:
     ) -> None:
         self._bytes, self._words, self.positions, self.ends = data, words, positions, ends
         self.budget = budget
-        self.broken, self.by_row = (
-            np.zeros(len(positions), np.bool_),
-            np.zeros(len(positions), np.bool_),
-        )
+        self.broken = np.zeros(len(positions), np.bool_)
+        self.by_row = np.zeros(len(positions), np.bool_)
 
     @classmethod
     def of(cls, bodies: pa.Array) -> Self:
