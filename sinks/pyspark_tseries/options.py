@@ -78,7 +78,7 @@ def author_or_user(name: str | None) -> str:
     return os_user() if name is None else name
 
 
-def _series_names(value: str) -> tuple[str, ...]:
+def _parse_series(value: str) -> tuple[str, ...]:
     if not value.lstrip().startswith("["):
         return (value,)
     names = json.loads(value)
@@ -87,7 +87,7 @@ def _series_names(value: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _column_names(value: str) -> tuple[str, ...]:
+def _parse_columns(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     if not all(names):
         raise ValueError("a name is empty")
@@ -96,7 +96,7 @@ def _column_names(value: str) -> tuple[str, ...]:
     return names
 
 
-def _fixed_location(value: str) -> str:
+def _parse_path(value: str) -> str:
     """Return the location; raise ValueError if it depends on the process's working directory."""
     location = normalize_location(value)
     if not location.startswith(("/", "s3://")):
@@ -108,7 +108,7 @@ def _fixed_location(value: str) -> str:
 
 
 PATH: Final = Parser(
-    _fixed_location,
+    _parse_path,
     "an absolute local path, a file: URI, or an s3: URI",
 )
 NAME: Final = Parser(str, "the name of a column")
@@ -124,11 +124,11 @@ SPAN: Final = Parser(
 )
 INSTANT: Final = Parser(parse_instant, "an ISO-8601 time with a zone")
 SERIES: Final = Parser(
-    _series_names,
+    _parse_series,
     'one name, or a JSON list of names such as ["a", "b"]',
 )
 COLUMNS: Final = Parser(
-    _column_names,
+    _parse_columns,
     "names of columns, separated by commas, such as 'timestamp, celsius'",
 )
 
@@ -176,12 +176,12 @@ def _parse_buckets(value: str, timezone: str | None = None) -> Buckets:
         raise ValueError(error.problem) from None
 
 
-def _time_zone(value: str) -> str:
+def _parse_zone(value: str) -> str:
     _parse_buckets("1 day", value)
     return value
 
 
-def _fill_value(value: str) -> Any:
+def _parse_fill(value: str) -> Any:
     """Return one of the words, or a whole number, a decimal number, or the text itself."""
     word = value.strip().lower()
     if word in FILLS:
@@ -196,12 +196,12 @@ EVERY: Final = Parser(
     lambda value: (_parse_buckets(value), value)[1],
     "a duration such as '15 minutes' or '1 day', or whole months, quarters or years",
 )
-ZONE: Final = Parser(_time_zone, "an IANA name such as 'Europe/Berlin'")
+ZONE: Final = Parser(_parse_zone, "an IANA name such as 'Europe/Berlin'")
 AGGREGATES: Final = Parser(
     parse_aggregate_list,
     "a list such as 'celsius mean, hottest = celsius max, p95 = celsius 0.95, n = count'",
 )
-FILL: Final = Parser(_fill_value, "'null', 'previous', 'linear', or a value")
+FILL: Final = Parser(_parse_fill, "'null', 'previous', 'linear', or a value")
 INITIAL: Final = Parser(
     parse_initial,
     "'limit N', 'last DURATION', both, 'unlimited', or 'none'",
@@ -612,13 +612,13 @@ class ReadOptions(_Located):
         newest = None if self.latest is None else Point("last_count", self.latest)
         return Query(
             self.query,
-            _range(newest or self.view_from, self.view_to),
-            _range(self.edit_from, self.edit_to),
+            _make_range(newest or self.view_from, self.view_to),
+            _make_range(self.edit_from, self.edit_to),
             NO_LIMIT if self.limit is None else self.limit,
         )
 
 
-def _range(anchor: Point | None, span: Point | None) -> Range:
+def _make_range(anchor: Point | None, span: Point | None) -> Range:
     return Range(anchor or FULL_RANGE.anchor, span or FULL_RANGE.span)
 
 

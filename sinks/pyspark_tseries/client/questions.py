@@ -54,7 +54,6 @@ from pyspark_tseries.model.ranges import (
     point_off,
     to_whole,
 )
-from pyspark_tseries.read.downsample import check_values
 from pyspark_tseries.read.view import View
 
 if TYPE_CHECKING:
@@ -472,7 +471,7 @@ class RangeQuery:
             InvalidQuery: a width, zone or origin that buckets cannot have, or a query that is not
                 one of values.
         """
-        check_values(self.asked, "buckets")
+        _check_values(self.asked, "buckets")
         if self.wanted is not None:
             raise InvalidQuery(
                 f"columns{self.wanted!r} belongs to queries of events",
@@ -488,7 +487,7 @@ class RangeQuery:
         Raises:
             InvalidQuery: no duration, a negative one, or a query that is not one of values.
         """
-        check_values(self.asked, "gaps")
+        _check_values(self.asked, "gaps")
         us = parse_length(longer_than)
         if us is None:
             raise InvalidQuery(
@@ -521,6 +520,20 @@ class RangeQuery:
         if self.on_edits:
             return dataclasses.replace(self, asked=dataclasses.replace(self.asked, edits=range_))
         return dataclasses.replace(self, asked=dataclasses.replace(self.asked, view=range_))
+
+
+def _check_values(query: Query, what: str) -> None:
+    """Refuse a query of edits, which has no buckets and gaps.
+
+    Raises:
+        InvalidQuery: the query is not one of `values`.
+    """
+    if query.kind != "values":
+        raise InvalidQuery(
+            f"a query of {query.kind} has no {what}",
+            "queries of 'values': originals, each replaced by its latest edit",
+            "begin with for_values(), which is the default",
+        )
 
 
 def _misplaced_error(step: str, after: str, instead: str) -> InvalidQuery:

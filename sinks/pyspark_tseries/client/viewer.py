@@ -23,7 +23,7 @@ from pyspark_tseries.errors import InvalidQuery, TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan, plan_maintenance
 from pyspark_tseries.maintain.verify import describe
 from pyspark_tseries.model.arrays import NO_SEQUENCE, to_int64
-from pyspark_tseries.model.columns import originals_of
+from pyspark_tseries.model.columns import originals_of, result_schema
 from pyspark_tseries.model.ranges import SeriesChoice, parse_choice
 from pyspark_tseries.model.series_index import SeriesIds
 from pyspark_tseries.read.view import View, known_series
@@ -361,19 +361,14 @@ def _search(names: pa.Array, search: str) -> pa.Array:
 
 def _ask_events(view: View, query: RangeQuery, series: str, row: Cells | None) -> QueryResult:
     """Ask for values, and for all their edits if there are any that the principal may see."""
-    values = query.columns(*_without_series(view)).select_from(series)
+    columns = result_schema(view.snapshot.values).names[1:]  # Without `series`.
+    values = query.columns(*columns).select_from(series)
     has_edits = row is not None and row["edits"].as_py() != 0
     if not (has_edits and len(values) and view.access.may("query_obsolete")):
         return values
     first_sequence = originals_of(values.table)[0].as_py()
     all_edits = RangeQuery(open_view=query.open_view).for_edits().from_(first_sequence)
-    return all_edits.columns(*_without_series(view)).select_from(series)
-
-
-def _without_series(view: View) -> list[str]:
-    metadata = ("sequence", "timestamp", "author")
-    originals = ("original_sequence", "original_timestamp", "original_author", "edit_timestamp")
-    return [*metadata, *(field.name for field in view.snapshot.values), *originals]
+    return all_edits.columns(*columns).select_from(series)
 
 
 def _list_edits(table: pa.Table) -> tuple[list[tuple[Cells, Cells | None]], int]:

@@ -355,8 +355,8 @@ def _choose_early(removed: Mapping[str, int], now_us: int) -> list[str]:
 
 def _list_removed_small_files(location: Location, newest: int) -> dict[str, int]:
     """Return the files of single commits that the log up to `newest` removed, with the times."""
-    checkpoint = _last_checkpoint(location)
-    if checkpoint is None:
+    checkpoint = read_last_checkpoint(location).version
+    if checkpoint < 0:
         return {}
     times_ms = _read_removed(location, checkpoint)
     for version in range(checkpoint + 1, newest + 1):
@@ -387,11 +387,6 @@ def _single_commit_id(path: str) -> str:
     return match[1] if match else ""
 
 
-def _last_checkpoint(location: Location) -> int | None:
-    version = read_last_checkpoint(location).version
-    return None if version < 0 else version
-
-
 def _is_event_file(path: str) -> bool:
     return _EVENT_FILE.fullmatch(path) is not None and is_inside_store(path)
 
@@ -401,8 +396,8 @@ def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
 
     These are files far before the last checkpoint, and checkpoints that are close to another.
     """
-    checkpoint = _last_checkpoint(location)
-    if checkpoint is None:
+    checkpoint = read_last_checkpoint(location).version
+    if checkpoint < 0:
         return []
     retention_us = LOCAL_LOG_RETENTION_US if location.is_local else REMOTE_LOG_RETENTION_US
     files = [

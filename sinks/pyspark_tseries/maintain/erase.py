@@ -315,9 +315,9 @@ def erase(
 
 def list_erasures(store: Store) -> list[Erasure]:
     """Return the erasures, oldest first, with the files that still have some."""
-    files_left = {}
-    if find_files_with_values(store, list_open_records(store)):
-        for record in list_open_records(store):
+    files_left, open_records = {}, list_open_records(store)
+    if find_files_with_values(store, open_records):
+        for record in open_records:
             files_left[record.erasure.id] = tuple(find_files_with_values(store, [record]))
     erasures = [record.erasure for record in read_records(store.location, store.metadata().erasure)]
     return [

@@ -54,7 +54,6 @@ from pyspark_tseries.storage.row_reader import (
     Footer,
     OpenFile,
     RowFilter,
-    base_fields,
     read_rows,
 )
 from pyspark_tseries.store.log_check import find_log_damage
@@ -255,13 +254,6 @@ def _check_order(
         raise _DamagedFile("is not sorted by (series, sequence)")
     return series[-1].as_py(), int(sequence[-1])
 
-
-CHECKED_COLUMNS: Final = (
-    *("series", "sequence", "timestamp", "author"),
-    *("original_sequence", "original_timestamp", "original_author", "commit", "commit_time"),
-    "erasure",
-)
-"""The columns that the checks read."""
 
 MAX_EXAMPLES: Final = 5
 """Report at most this many examples of each kind of violation."""
@@ -536,7 +528,7 @@ def check_rows(
     """Yield the violations of the events in the readable files `data`, with keys as `samples`."""
     has_rows = np.zeros(len(index.columns["last_sequence"]), bool)
     for keys in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
-        events = read_rows(location, data, base_fields(CHECKED_COLUMNS), RowFilter(keys=keys))
+        events = read_rows(location, data, BASE_SCHEMA, RowFilter(keys=keys))
         ids = index.ids.find(events["series"].unique().to_pylist())
         has_rows[ids[(ids >= 0) & (ids < len(has_rows))]] = True
         yield from find_violations(events, index, compacted)

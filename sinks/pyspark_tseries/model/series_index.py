@@ -101,7 +101,7 @@ class SeriesIds:
         return self._ids.get(name, -1)
 
 
-_ABSENT: Final = {name: number for name, (_, number) in _INDEX_COLUMNS.items()}
+STATE_DEFAULTS: Final = {name: number for name, (_, number) in _INDEX_COLUMNS.items()}
 """The values of an unknown series."""
 
 _NO_COLUMNS: Final = BlockColumns({name: np.empty(0, np.int64) for name in _INDEX_COLUMNS})
@@ -130,11 +130,11 @@ class SeriesIndex:
 
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
         """Return the columns of the series `names`; NO_SEQUENCE and NEVER_US for unknown ones."""
-        return self.columns.take(self.ids.find(names), _ABSENT)
+        return self.columns.take(self.ids.find(names), STATE_DEFAULTS)
 
     def lookup_one(self, name: str) -> dict[str, int]:
         """Return what `lookup` returns for one series, as numbers."""
-        return self.columns.row(self.ids.find_one(name), _ABSENT)
+        return self.columns.row(self.ids.find_one(name), STATE_DEFAULTS)
 
     def min_retained(self, names: Sequence[str]) -> dict[str, Int64Array]:
         """Return `floor_sequence` and `floor_us` of `names`: events below one are out of range."""
@@ -218,7 +218,7 @@ def _default_values(*column_names: Collection[str]) -> dict[str, int]:
         for key, low in MIN_RETAINED_DEFAULTS.items()
         if any(key in names for names in column_names)
     }
-    return _ABSENT | floors
+    return STATE_DEFAULTS | floors
 
 
 def make_change(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
@@ -306,12 +306,7 @@ _COMBINED_BY: Final = {"first_us": "min", "edits": "sum"}
 """How several values of a series are combined; other columns take the maximum."""
 
 _EMPTY: Final = {
-    "last_sequence": NO_SEQUENCE,
-    "newest_us": NEVER_US,
-    "original_sequence": NO_SEQUENCE,
-    "original_us": NEVER_US,
-    "first_us": NEVER_US,
-    "edits": 0,
+    **STATE_DEFAULTS,
     "edit_sequence": NO_SEQUENCE,
     "horizon_sequence": NO_SEQUENCE,
     "horizon_us": NEVER_US,

@@ -66,20 +66,6 @@ MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
 """Read as many series at once as have files of about this stored size."""
 
 
-def check_values(query: Query, what: str) -> None:
-    """Refuse a query of edits, which has no buckets and gaps.
-
-    Raises:
-        InvalidQuery: the query is not one of `values`.
-    """
-    if query.kind != "values":
-        raise InvalidQuery(
-            f"a query of {query.kind} has no {what}",
-            "queries of 'values': originals, each replaced by its latest edit",
-            "begin with for_values(), which is the default",
-        )
-
-
 def downsample(scope: Scope, query: Query, downsampling: Downsampling) -> Iterator[pa.Table]:
     """Yield the rows of the result, sorted by group and time, some series at a time.
 

@@ -32,9 +32,13 @@ from pyspark_tseries.model.arrays import (
     sort_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import originals_of, query_schema, show_columns
+from pyspark_tseries.model.columns import originals_of, query_schema, select_fields, show_columns
 from pyspark_tseries.model.ranges import Query, Range, min_retained
-from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
+from pyspark_tseries.model.series_index import (
+    MIN_RETAINED_DEFAULTS,
+    STATE_DEFAULTS,
+    SeriesIndex,
+)
 from pyspark_tseries.read.scan import Scope, stored_columns
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (
@@ -54,13 +58,7 @@ MAX_COUNT: Final = 2**61
 MAX_HELD_ROWS: Final = 1_000_000
 """While reading sequences, hold about this many of a file before dropping unneeded ones."""
 
-_STATES: Final = {
-    "last_sequence": NO_SEQUENCE,
-    "original_us": NEVER_US,
-    "first_us": NEVER_US,
-    "edits": 0,
-    **MIN_RETAINED_DEFAULTS,
-}
+_STATES: Final = STATE_DEFAULTS | MIN_RETAINED_DEFAULTS
 KEYS: Final = ("series", "sequence", "timestamp", "original_sequence")
 """Rows always have these columns, besides those of the question."""
 
@@ -72,8 +70,8 @@ def asked_count(query: Query) -> int | None:
     >>> asked_count(Query(view=Range(Point("last_count", 3)))), asked_count(Query())
     (3, None)
     """
-    anchor, plain = query.view.anchor, Query()
-    is_newest = query == Query(view=Range(anchor), limit=query.limit) and query.kind == plain.kind
+    anchor = query.view.anchor
+    is_newest = query == Query(view=Range(anchor), limit=query.limit)
     if not is_newest or anchor.kind != "last_count" or not 0 < anchor.value <= query.limit:
         return None
     return anchor.value
@@ -368,7 +366,7 @@ def _read_rows(
 ) -> pa.Table:
     """Read events from `lows` on, originals only up to `to_us`; show them in `columns`."""
     stored = _stored_schema(snapshot, columns)
-    edits = _make_row_filter(snapshot, series, lows)
+    edits = RowFilter(series.names, commits=snapshot.commits, lows=lows)
     originals = dataclasses.replace(edits, times=(MIN_NUMBER, to_us))
     tables = [
         read_files(snapshot.location, _find_files(snapshot, kind, row_filter), stored, row_filter)
@@ -378,12 +376,7 @@ def _read_rows(
 
 
 def _stored_schema(snapshot: Snapshot, columns: Sequence[str]) -> pa.Schema:
-    schema = query_schema(snapshot.values)
-    return pa.schema([schema.field(name) for name in stored_columns(columns)])
-
-
-def _make_row_filter(snapshot: Snapshot, series: Series, lows: Int64Array) -> RowFilter:
-    return RowFilter(series.names, commits=snapshot.commits, lows=lows)
+    return select_fields(query_schema(snapshot.values), stored_columns(columns))
 
 
 def _find_files(snapshot: Snapshot, kind: str, row_filter: RowFilter) -> list[DataFile]:
@@ -410,9 +403,8 @@ def _find_lows(
     """Return the lowest sequence of the newest `count` originals up to `to_us` of each series."""
     oldest, oldest_us = retained
     from_us = int(oldest_us.min(initial=MAX_NUMBER))
-    row_filter = dataclasses.replace(
-        _make_row_filter(snapshot, series, oldest), times=(max(from_us, MIN_NUMBER), to_us)
-    )
+    times = max(from_us, MIN_NUMBER), to_us
+    row_filter = RowFilter(series.names, times=times, commits=snapshot.commits, lows=oldest)
     location = snapshot.location
     schema = base_fields(KEYS[:3])
 

@@ -44,6 +44,7 @@ from pyspark_tseries.model.columns import (
     originals_of,
     query_schema,
     result_schema,
+    select_fields,
     show_columns,
 )
 from pyspark_tseries.model.ranges import (
@@ -129,7 +130,7 @@ def pick_columns(schema: pa.Schema, names: Sequence[str] | None) -> pa.Schema:
             raise InvalidQuery(
                 f"column '{name}' is not in the store", ", ".join(schema.names), "correct the name"
             )
-    return pa.schema([schema.field(name) for name in names])
+    return select_fields(schema, names)
 
 
 def run_query(
@@ -329,7 +330,7 @@ class Scan:
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Read the rows that may be needed, in the order of files; `series` is a dictionary."""
-        schema = encode_series(self._pick_fields(columns))
+        schema = encode_series(select_fields(self._schema, columns))
         tables = [
             read_files(self._location, self.originals, schema, self._original_filter()),
             self._pick_edits(self.read_edits(columns)),
@@ -349,7 +350,7 @@ class Scan:
         `series` is a dictionary, or with `by_runs` may be encoded by runs; times may be out of
         `bounds`.
         """
-        schema = encode_series(self._pick_fields(columns))
+        schema = encode_series(select_fields(self._schema, columns))
         series = self._find_long_series() if by_runs else []
         reading = Reading(schema, self._original_filter(), series)
         fold_files(self._location, self.originals, reading, fold)
@@ -365,7 +366,7 @@ class Scan:
 
     def read_edits(self, columns: Sequence[str]) -> pa.Table:
         """Read the edits, of any original."""
-        schema = encode_series(self._pick_fields(columns))
+        schema = encode_series(select_fields(self._schema, columns))
         return read_files(self._location, self.edits, schema, self._series_filter())
 
     def _pick_edits(self, edits: pa.Table) -> pa.Table:
@@ -377,13 +378,10 @@ class Scan:
 
     def stream(self, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows of one file of originals that may be needed, some row groups at a time."""
-        schema = self._pick_fields(columns)
+        schema = select_fields(self._schema, columns)
         for file in self.originals:
             if file.path == path:
                 yield from stream_file(self._location, file, schema, self._original_filter())
-
-    def _pick_fields(self, names: Sequence[str]) -> pa.Schema:
-        return pa.schema([self._schema.field(name) for name in names])
 
     def _series_filter(self) -> RowFilter:
         return RowFilter(self._names, self.scope.keys, commits=self.scope.snapshot.commits)

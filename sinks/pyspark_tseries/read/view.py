@@ -35,7 +35,7 @@ from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Point, Query, Range, SeriesChoice
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.read.downsample import check_values, downsample, gaps
+from pyspark_tseries.read.downsample import downsample, gaps
 from pyspark_tseries.read.newest import asked_count, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, Scope, run_query, stream_query, stream_schema
@@ -191,7 +191,6 @@ class View:
             PermissionDenied: the principal may not ask this.
             InvalidQuery: as `plan` and `read.downsample`.
         """
-        check_values(query, "buckets")
         self.access.require_query(query)
         schema = pa.schema(self.snapshot.values)
         downsampling = plan(schema)
@@ -205,7 +204,6 @@ class View:
             PermissionDenied: the principal may not ask this.
             InvalidQuery: as `run_query`.
         """
-        check_values(query, "gaps")
         self.access.require_query(query)
         return gaps(self.choose(choice), query, longer_than_us)
 

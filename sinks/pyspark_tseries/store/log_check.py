@@ -3,7 +3,7 @@
 A commit of this package records the version up to which its client had checked for changes by other
 tools, so usually only the newest entry is parsed. But to verify checksums, this module reads every
 entry that Delta reads: those after the last checkpoint, and later each new one. The checksum of the
-checkpoint is in `_last_checkpoint`.
+checkpoint is in `_delta_log/_last_checkpoint`.
 """
 
 import json

@@ -20,7 +20,7 @@ from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.location import LOG_FOLDER, Location
 
 INFO_KEY: Final = "tseries"
-"""The key of this package's object in `commitInfo` and `_last_checkpoint`."""
+"""The key of this package's object in `commitInfo` and `_delta_log/_last_checkpoint`."""
 
 CHECKSUM_KEY: Final = "crc32"
 """The key of the checksum in the object `tseries`."""
