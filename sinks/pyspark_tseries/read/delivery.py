@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.checkpoint import find_mistake
+from pyspark_timestream.core.checkpoint import find_mistake, find_other_source
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import (
     MIN_NUMBER,
@@ -148,8 +148,11 @@ class Position:
         """Return the position that a checkpoint's offset holds.
 
         Raises:
-            UnusableStore: the offset has another format version, or is damaged.
+            UnusableStore: another source wrote the offset, it has another format version, or is
+                damaged.
         """
+        if other_source := find_other_source(offset, "store"):
+            raise UnusableStore(*other_source)
         version = offset.get("version")
         if version != POSITION_VERSION:
             raise UnusableStore(

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
-from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
+from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable, show_value
 
 T = TypeVar("T")
 
@@ -350,9 +350,26 @@ _CLIENT_PREFIX: Final = "kafka."
 """The prefix of the names of client settings."""
 
 
-def is_initial_offset(offset: Mapping[str, Any]) -> bool:
+def is_initial_offset(offset: object) -> bool:
     """Return whether `offset` is the constant initial offset."""
-    return set(offset) == {"version"}
+    return isinstance(offset, Mapping) and set(offset) == {"version"}
+
+
+def find_other_source(offset: object, entry: str) -> tuple[str, str, str] | None:
+    """Return problem, accepted value and next step if another source wrote `offset`; else None.
+
+    Args:
+        offset: what Spark found in the checkpoint, which may be of any source.
+        entry: what every offset of this source has, but for the initial one.
+    """
+    is_own = isinstance(offset, Mapping) and "version" in offset and entry in offset
+    if is_own or is_initial_offset(offset):
+        return None
+    return (
+        f"another source wrote the checkpoint's offset {show_value(offset)}",
+        "a checkpoint that this source began, with the same sources in the same order",
+        "start with a new checkpoint, or go on with the source that this one is of",
+    )
 
 
 def damaged_offset(problem: str, stream: object = None) -> CheckpointUnreadable:
@@ -381,11 +398,12 @@ def check_offset(
             advice, or None to accept the difference.
 
     Raises:
-        CheckpointMismatch: the format version or the value of an option in `settings` differs.
-        CheckpointUnreadable: it is no object, or its settings are not texts.
+        CheckpointMismatch: another source wrote it, or the format version or the value of an option
+            in `settings` differs.
+        CheckpointUnreadable: its settings are not texts.
     """
-    if not isinstance(offset, Mapping):
-        raise damaged_offset("it is no object")
+    if other_source := find_other_source(offset, "settings"):
+        raise CheckpointMismatch(*other_source)
     version = offset.get("version")
     if version != FORMAT_VERSION:
         raise CheckpointMismatch(

@@ -117,7 +117,14 @@ def test_a_position_of_another_store_or_version_is_refused(tmp_path):
     with pytest.raises(UnusableStore, match="of another store"):
         client.poll()
     with pytest.raises(UnusableStore, match="format version 2"):
-        Position.from_json({"version": 2})
+        Position.from_json({"version": 2, "store": ""})
+
+
+@pytest.mark.parametrize("offset", [5, {"trips": {"0": 5}}, {"version": 1, "settings": {}}])
+def test_an_offset_of_another_source_is_refused_by_name(offset):
+    """Of the sources `rate`, `kafka` and `timestream`."""
+    with pytest.raises(UnusableStore, match=r"another source wrote .* with a new checkpoint"):
+        Position.from_json(offset)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from tseries.spark_calls import Query as Writer
 
 from pyspark_timestream.core import adapters
-from pyspark_tseries import TimeSeries
+from pyspark_tseries import TimeSeries, UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.spark import readers
 from pyspark_tseries.spark.source import DefaultSource
@@ -173,3 +173,13 @@ def test_handed_rows_have_the_units_of_their_columns(tmp_path: Path) -> None:
     query.reader.partitions(query.offset, end)
     [rows] = query.reader.getCache(query.offset, end)
     assert from_arrow_schema(rows.schema) == schema
+
+
+def test_a_checkpoint_of_another_source_is_refused_by_name(tmp_path: Path) -> None:
+    """Spark's source `rate` writes a number: it was no mapping, and a task's traceback."""
+    append(new_store(tmp_path / "s"), ("a", 1))
+    query = Query(tmp_path / "s", 5)
+    with pytest.raises(UnusableStore, match="another source wrote the checkpoint's offset 5"):
+        query.plan()
+    with pytest.raises(UnusableStore, match="another source wrote the checkpoint's offset 6"):
+        query.reader.partitions(5, 6)

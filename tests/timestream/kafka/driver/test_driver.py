@@ -13,6 +13,7 @@ from timestream.driven import Driven, FakeBroker, unreadable
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.errors import (
     BrokerUnreachable,
+    CheckpointMismatch,
     CheckpointUnreadable,
     DataLost,
     OptionError,
@@ -1104,10 +1105,14 @@ def test_a_damaged_offset_of_an_earlier_run_is_refused_by_name(damage):
     assert after.plan() == {0: (9, 12)}
 
 
-def test_an_offset_that_is_no_object_is_refused_by_name():
+@pytest.mark.parametrize(
+    "offset", [["version"], 5, {"trips": {"0": 5}}, {"version": 1, "store": ""}]
+)
+def test_an_offset_of_another_source_is_refused_by_name(offset):
+    """Of the sources `rate` and `kafka` of Spark, and of a subscription to a store."""
     driven = Driven(FakeBroker(p0=(0, 9)))
-    driven.offset = ["version"]
-    with pytest.raises(CheckpointUnreadable, match="no object"):
+    driven.offset = offset
+    with pytest.raises(CheckpointMismatch, match=r"another source wrote .* with a new checkpoint"):
         driven.plan()
 
 
