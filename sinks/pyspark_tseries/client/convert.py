@@ -684,8 +684,7 @@ def _match_columns(
         raise IncompatibleValue(
             f"column '{name}' is not in the store",
             f"{', '.join(_METADATA)}, and value columns: {value_columns}",
-            "correct the name, or drop the column; a write of Spark with 'mergeSchema' adds it to "
-            "the store",
+            "correct the name, drop the column, or add it to the store with add_columns",
         )
     return {names_by_key[lower]: column for lower, column in columns.items()}
 

@@ -63,6 +63,11 @@ _SERIES: Final = "__tseries_series"
 _ANSWERING: Final = frozenset(["SELECT", "EXPLAIN", "MULTI"])
 """DuckDB's types of statements that only read; PIVOT is a MULTI."""
 
+_LISTING: Final = re.compile(
+    r"\s*(show(\s+all)?\s+tables\b|(show|describe|desc)\s*;?\s*$)", re.IGNORECASE
+)
+"""Statements that list all tables; DuckDB's type of them is SELECT."""
+
 _MAX_STORES: Final = 16
 """Keep cached facts about this many stores."""
 
@@ -219,6 +224,13 @@ def _find_names(engine: "duckdb.DuckDBPyConnection", statement: str) -> Sequence
             f"sql() got {problem}: {show_value(statement)}",
             "one statement that asks, such as SELECT, FROM, PIVOT, SUMMARIZE or EXPLAIN",
             "ask one question at a time; connect() gives a connection for anything else",
+        )
+    if _LISTING.match(statement):
+        # A relation has the views that it names, and this names none.
+        raise InvalidQuery(
+            f"sql() does not list tables: {show_value(statement)}",
+            f"a statement about {', '.join(VIEWS)}, the views that there are",
+            "describe one, such as with DESCRIBE events",
         )
     text = statement.lower()
     likely = [name for name in VIEWS if name in text]

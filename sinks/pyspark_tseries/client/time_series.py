@@ -633,14 +633,20 @@ class TimeSeries(Questions):
             PermissionDenied: the store has a policy, and the author is not an owner.
             StoreBusy: other writers won every attempt.
         """
+        if not isinstance(units, Mapping):
+            raise IncompatibleValue(
+                f"{show_value(units)} does not name value columns and their units",
+                "a mapping of names to texts, such as {'celsius': '°C'}",
+                "correct it",
+            )
         self._store.refresh()
         require_owner(self._store, self._author, "set units")
-        names = [field.name for field in self._store.values]
+        names = {field.name.lower(): field.name for field in self._store.values}
         for name, unit in units.items():
-            if name not in names:
+            if str(name).lower() not in names:
                 raise IncompatibleValue(
                     f"the store has no value column {show_value(name)} to have a unit",
-                    ", ".join(names) or "none: its events have no values",
+                    ", ".join(names.values()) or "none: its events have no values",
                     "name one of these, or add the column with add_columns",
                 )
             if not is_valid_text(unit):
@@ -649,7 +655,7 @@ class TimeSeries(Questions):
                     "a text such as '°C', or '' for none",
                     "correct it",
                 )
-        set_units(self._store, units)
+        set_units(self._store, {names[name.lower()]: unit for name, unit in units.items()})
 
     def widen_columns(
         self,
@@ -753,7 +759,18 @@ class TimeSeries(Questions):
                 SeriesCondition(series, expected).check_series(index)
             newest = index.lookup_one(series)["last_sequence"]
             events = QueryResult(rows, rows.num_rows).events
-            if not holds(events[-1] if events else None):
+            answer = holds(events[-1] if events else None)
+            if inspect.isawaitable(answer):
+                # It would count as true, whatever its result.
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                raise IncompatibleValue(
+                    f"if_newest {show_value(holds)} returns {show_value(answer)}, which has to be "
+                    "awaited",
+                    "True or False",
+                    "take a function that is not async. Nothing is stored",
+                )
+            if not answer:
                 raise condition_error(
                     f"the condition does not hold for the newest event of series '{series}'",
                     newest,
@@ -864,12 +881,13 @@ def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -
 
 
 def _check_columns(store: Store, requested: list[pa.Field]) -> None:
-    types = {field.name: field.type for field in store.values}
+    stored = {field.name.lower(): field for field in store.values}
     for field in requested:
-        if field.name not in types or not fits(field.type, types[field.name]):
-            accepted = ", ".join(f"{name} {type_name(types[name])}" for name in types)
+        found = stored.get(field.name.lower())
+        if found is None or not fits(field.type, found.type):
+            accepted = ", ".join(f"{each.name} {type_name(each.type)}" for each in store.values)
             next_step = "add the column with add_columns"
-            if field.name in types and fits(types[field.name], field.type):
+            if found is not None and fits(found.type, field.type):
                 next_step = "make it wider with widen_columns"
             raise IncompatibleValue(
                 f"the store at '{store.root}' has no column '{field.name}' "

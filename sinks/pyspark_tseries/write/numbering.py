@@ -344,8 +344,11 @@ def _check_legal(rows: SortedRows) -> None:
 
 
 def _illegal_timestamp_error(series: pa.Scalar, us: int) -> UpdateFailed:
+    written = f"{us} us since 1970"
+    with contextlib.suppress(OverflowError):  # Beyond the years of a datetime.
+        written = format_instant(us)
     return UpdateFailed(
-        f"series '{series}': timestamp {us} us since 1970 is out of range",
+        f"series '{series}': timestamp {written} is out of range",
         f"{format_instant(MIN_US)} to {format_instant(FINAL_US)}",
         "correct it, or give null to have one assigned. Nothing of the batch is stored",
     )

@@ -175,7 +175,7 @@ Refuse = Callable[[str, str, str], Exception]
 
 def datetime_to_us(time: object, refuse: Refuse, name: str = "time") -> int:
     """Convert an aware datetime to microseconds; raise what `refuse` makes for all other values."""
-    if not isinstance(time, datetime):
+    if not isinstance(time, datetime) or type(time).__name__ == "NaTType":  # Of pandas.
         raise refuse(
             f"{name} {show_value(time)} is not a datetime", "an aware datetime", "convert it"
         )

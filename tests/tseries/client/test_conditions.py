@@ -59,6 +59,17 @@ def test_an_append_is_stored_only_after_the_expected_sequence(store):
     assert values(store) == [1.5, 2.0, 3.0]
 
 
+def test_a_condition_that_has_to_be_awaited_is_refused_by_name(store):
+    """A coroutine counts as true: the event was stored, whatever the condition would have said."""
+
+    async def never(_):
+        return False
+
+    with pytest.raises(IncompatibleValue, match=r"has to be awaited; .* not async. Nothing"):
+        store.append("a", 1.0, if_newest=never)
+    assert not len(store.latest("a"))
+
+
 def test_a_condition_sees_the_current_value_of_the_newest_original(store):
     seen = []
 
@@ -177,6 +188,15 @@ def test_open_or_create_creates_once_and_opens_afterwards(tmp_path):
         TimeSeries.open_or_create(path, CELSIUS, "limit 5")
     with pytest.raises(ValueError, match="durability"):
         TimeSeries.open_or_create(path, CELSIUS, durability="maybe")
+
+
+def test_open_or_create_and_add_columns_take_a_column_in_any_case(tmp_path):
+    """The next step was to add it with add_columns, which gave the same error."""
+    TimeSeries.create(tmp_path / "s", {"Celsius": pa.float64()})
+    again = TimeSeries.open_or_create(tmp_path / "s", {"celsius": pa.float64()})
+    again.add_columns({"CELSIUS": pa.float32()})
+    assert again.append("a", 1.0).sequence == 0
+    assert again.latest().table["Celsius"].to_pylist() == [1.0]
 
 
 def test_open_or_create_of_many_threads_makes_one_store(tmp_path):

@@ -3,6 +3,7 @@
 from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from tseries.builders import forget_stores
@@ -146,6 +147,7 @@ def test_latest_at_a_time_asks_for_originals_up_to_it(store):
         ({"count": 0}, "count 0 is below 1"),
         ({"count": "2"}, "'2' is not a whole number"),
         ({"at": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
+        ({"at": pd.NaT}, "at NaT is not a datetime"),
         ({"at": 5}, "at 5 is not a datetime"),
         ({"columns": ["nothing"]}, "column 'nothing' is not in the store"),
         ({"columns": "nothing"}, "column 'nothing' is not in the store"),

@@ -108,6 +108,13 @@ def test_a_wrong_unit_is_refused_and_nothing_is_set(store, given, message):
     assert units(store) == {"celsius": "°C"}
 
 
+def test_units_are_given_by_a_mapping_with_names_in_any_case(store):
+    with pytest.raises(IncompatibleValue, match="5 does not name value columns and their units"):
+        store.set_units(5)
+    store.set_units({"CELSIUS": "K"})
+    assert units(store) == {"celsius": "K"}
+
+
 def test_a_unit_that_is_no_text_is_refused_at_creation(tmp_path):
     schema = pa.schema([pa.field("v", pa.float64(), metadata={b"unit": b"\xff"})])
     with pytest.raises(IncompatibleValue, match=r"'v' has the unit .* which is not UTF-8"):
