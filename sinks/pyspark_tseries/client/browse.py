@@ -319,7 +319,7 @@ def _render_edits(
         rows.append(
             [
                 audit,
-                to_html(_describe_change(edit, replaced, values)),
+                to_html(_describe_change(edit, replaced, values, zone)),
                 to_html(_cut(format_cell(edit["author"], zone))),
                 to_html(format_cell(edit["edit_timestamp"], zone)),
                 to_html(format_cell(edit["original_timestamp"], zone)),
@@ -330,22 +330,24 @@ def _render_edits(
     return f"<h3>Edits, newest first{more}</h3>{_scroll(head, rows, 'edits')}"
 
 
-def _describe_change(edit: Cells, replaced: Cells | None, values: Sequence[pa.Field]) -> str:
+def _describe_change(
+    edit: Cells, replaced: Cells | None, values: Sequence[pa.Field], zone: str | None
+) -> str:
     changes = []
     for field in values:
         new = edit[field.name]
         if replaced is None:
-            changes.append(f"{field.name} {_show(new)}")
-        elif _exactly(new) != _exactly(old := replaced[field.name]):
-            texts = _show(old), _show(new)
+            changes.append(f"{field.name} {_show(new, zone)}")
+        elif _exactly(new, zone) != _exactly(old := replaced[field.name], zone):
+            texts = _show(old, zone), _show(new, zone)
             if texts[0] == texts[1]:  # They differ in digits that are not shown elsewhere.
-                texts = _cut(_exactly(old)), _cut(_exactly(new))
+                texts = _cut(_exactly(old, zone)), _cut(_exactly(new, zone))
             changes.append(f"{field.name} {texts[0]} \N{RIGHTWARDS ARROW} {texts[1]}")
     return ", ".join(changes) or "the same values"
 
 
-def _exactly(cell: pa.Scalar) -> str:
-    return format_cell(cell, None) if cell.is_valid else "\N{EN DASH}"
+def _exactly(cell: pa.Scalar, zone: str | None) -> str:
+    return format_cell(cell, zone) if cell.is_valid else "\N{EN DASH}"
 
 
 def _render_events(
@@ -363,7 +365,7 @@ def _render_events(
             [
                 _link(link(sequence), f"{sequence:,}", f"event{sequence}", show="event") + mark,
                 to_html(format_cell(cells["timestamp"], zone)),
-                *(to_html(_show(cells[field.name])) for field in values),
+                *(to_html(_show(cells[field.name], zone)) for field in values),
                 to_html(_cut(format_cell(cells["author"], zone))),
             ]
         )
@@ -398,7 +400,10 @@ def render_event(
         cells = {name: versions[name][row] for name in versions.column_names}
         erased = ""
         if cells["erased_by"].is_valid or cells["erased_at"].is_valid:
-            by, because = format_cell(cells["erased_by"], zone), _show(cells["erased_because"])
+            by, because = (
+                format_cell(cells["erased_by"], zone),
+                _show(cells["erased_because"], zone),
+            )
             erased = f"by {by}, {format_cell(cells['erased_at'], zone)}: {because}"
         rows.append(
             [
@@ -406,7 +411,7 @@ def render_event(
                 "edit" if cells["original_sequence"].is_valid else "original",
                 to_html(_cut(format_cell(cells["author"], zone))),
                 to_html(format_cell(cells["timestamp"], zone)),
-                *(to_html(_show(cells[field.name])) for field in values),
+                *(to_html(_show(cells[field.name], zone)) for field in values),
                 to_html(f"{cells['commit'].as_py():,}"),
                 to_html(format_cell(cells["commit_time"], zone)),
                 to_html(_cut(erased)),
@@ -423,10 +428,10 @@ def render_event(
     )
 
 
-def _show(cell: pa.Scalar) -> str:
+def _show(cell: pa.Scalar, zone: str | None) -> str:
     if pa.types.is_floating(cell.type) and cell.is_valid:
         return show_number(cell.as_py())
-    return _cut(format_cell(cell, None)) if cell.is_valid else "\N{EN DASH}"
+    return _cut(format_cell(cell, zone)) if cell.is_valid else "\N{EN DASH}"
 
 
 def _cut(text: str) -> str:

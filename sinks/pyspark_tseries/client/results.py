@@ -319,14 +319,37 @@ def _is_null(table: pa.Table, name: str) -> bool:
 
 
 def format_cell(cell: pa.Scalar, zone: str | None) -> str:
-    """Return a value as a text, a time by the clock of a zone; a null is empty."""
+    """Return a value as a text, a time by the clock of a zone, also inside others; a null is ""."""
+    if not cell.is_valid:
+        return ""
     try:
-        value = cell.as_py()
+        return _format_value(cell, zone)
     except OverflowError:
         return "(a time outside the years 1 to 9999)"
-    if value is None:
-        return ""
-    return format_moment(cell.value, zone) if cell.type == INSTANT else str(value)
+
+
+def _format_value(cell: pa.Scalar, zone: str | None) -> str:
+    if not pa.types.is_nested(cell.type):
+        value = cell.as_py()  # Raises OverflowError for a time that no datetime has.
+        return format_moment(cell.value, zone) if cell.type == INSTANT else str(value)
+    if pa.types.is_struct(cell.type):
+        parts = {repr(field.name): _format_inner(cell[field.name], zone) for field in cell.type}
+    elif pa.types.is_map(cell.type):
+        parts = {
+            _format_inner(entry["key"], zone): _format_inner(entry["value"], zone)
+            for entry in cell.values
+        }
+    else:
+        return f"[{', '.join(_format_inner(item, zone) for item in cell.values)}]"
+    return f"{{{', '.join(f'{name}: {text}' for name, text in parts.items())}}}"
+
+
+def _format_inner(cell: pa.Scalar, zone: str | None) -> str:
+    """Return a value inside another one: a text or bytes in quotes, a null as such."""
+    if not cell.is_valid:
+        return "null"
+    is_quoted = pa.types.is_string(cell.type) or pa.types.is_binary(cell.type)
+    return repr(cell.as_py()) if is_quoted else _format_value(cell, zone)
 
 
 if TYPE_CHECKING:

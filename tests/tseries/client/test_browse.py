@@ -183,6 +183,23 @@ def test_an_edit_in_a_late_digit_is_no_edit_to_the_same_value(tmp_path):
     assert "v 1234567.1 → 1234567.2" in drawn
 
 
+def test_times_among_the_values_are_by_the_clock_of_the_page(tmp_path):
+    """They were in UTC, beside times of events by the page's clock."""
+    seen = pa.timestamp("us", tz="UTC")
+    schema = {"seen": seen, "inner": pa.struct([("at", seen), ("who", pa.list_(pa.string()))])}
+    store = TimeSeries.create(tmp_path / "s", schema, "unlimited")
+    noon = datetime(2026, 7, 1, 12, tzinfo=UTC)
+    value = {"seen": noon, "inner": {"at": noon, "who": ["ann", None]}}
+    store.append("a", value, noon)
+    store.edit("a", 0, {**value, "seen": noon + timedelta(hours=1)})
+    viewer = StoreViewer(parse_location(str(tmp_path / "s")), "root", "Asia/Tokyo")
+    text = "".join(sections(StorePage(viewer, now_us), series="a", event=0).values())
+    assert "seen 1 Jul 2026 21:00 \N{RIGHTWARDS ARROW} 1 Jul 2026 22:00" in text
+    inner = "{'at': 1 Jul 2026 21:00, 'who': ['ann', null]}"
+    assert inner.replace("'", "&#x27;") in text
+    assert "1 Jul 2026 12:00" not in text
+
+
 def test_an_empty_store_is_shown(tmp_path):
     TimeSeries.create(tmp_path / "s", SCHEMA, "unlimited")
     shown = sections(page_of(tmp_path / "s"), series="a", event=0)
