@@ -30,8 +30,15 @@ from pyspark_timestream.core.instants import from_datetime, timedelta_to_us
 from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.arrays import Int64Array, find_first
-from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, new_value_field, type_name
+from pyspark_tseries.model.columns import (
+    INSTANT,
+    RESERVED_NAMES,
+    fits,
+    new_value_field,
+    type_name,
+)
 from pyspark_tseries.options import NO_MAX_US
+from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.rows import RowPlan, stage_rows, staged_schema
 
 Column: TypeAlias = pa.ChunkedArray | pa.Array | Sequence[Any]
@@ -589,6 +596,24 @@ def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
                 "rename one of them",
             )
     return [new_value_field(column) for column in schema]
+
+
+def check_columns(store: Store, requested: list[pa.Field]) -> None:
+    """Raise IncompatibleValue if a store lacks a requested column, or has it as a narrower type."""
+    stored = {field.name.lower(): field for field in store.values}
+    for field in requested:
+        found = stored.get(field.name.lower())
+        if found is None or not fits(field.type, found.type):
+            accepted = ", ".join(f"{each.name} {type_name(each.type)}" for each in store.values)
+            next_step = "add the column with add_columns"
+            if found is not None and fits(found.type, field.type):
+                next_step = "make it wider with widen_columns"
+            raise IncompatibleValue(
+                f"the store at '{store.root}' has no column '{field.name}' "
+                f"({type_name(field.type)})",
+                accepted or "no value columns",
+                f"name its columns, {next_step}, or take another path",
+            )
 
 
 # -- rows ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES,
 from pyspark_timestream.errors import show_value, wrap_methods
 from pyspark_timestream.report import format_count
 from pyspark_tseries.client.convert import (
+    check_columns,
     convert_value,
     new_value_fields,
     parse_duration_argument,
@@ -235,7 +236,7 @@ class TimeSeries(Questions):
         opening = {"auto_compact", "durability", "storage_options"}
         chosen = {name: setting for name, setting in settings.items() if name in opening}
         series = TimeSeries.open(path, author, **chosen)
-        _check_columns(series._store, new_value_fields(parse_schema(schema)))
+        check_columns(series._store, new_value_fields(parse_schema(schema)))
         if retained_range is not None:
             _check_retained(series._store, parse_argument("retained_range", retained_range))
         return series
@@ -618,7 +619,7 @@ class TimeSeries(Questions):
                     else "take another name",
                 )
         add_columns(self._store, added)
-        _check_columns(self._store, added)  # Another client may have added one at the same time.
+        check_columns(self._store, added)  # Another client may have added one at the same time.
         self._update_columns()
 
     def set_units(self, units: Mapping[str, str]) -> None:
@@ -878,23 +879,6 @@ def _convert_name(series: str) -> pa.Array:
 
 def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:
     return TimeSeries(Store.open(location), author, auto_compact, synced=synced)
-
-
-def _check_columns(store: Store, requested: list[pa.Field]) -> None:
-    stored = {field.name.lower(): field for field in store.values}
-    for field in requested:
-        found = stored.get(field.name.lower())
-        if found is None or not fits(field.type, found.type):
-            accepted = ", ".join(f"{each.name} {type_name(each.type)}" for each in store.values)
-            next_step = "add the column with add_columns"
-            if found is not None and fits(found.type, field.type):
-                next_step = "make it wider with widen_columns"
-            raise IncompatibleValue(
-                f"the store at '{store.root}' has no column '{field.name}' "
-                f"({type_name(field.type)})",
-                accepted or "no value columns",
-                f"name its columns, {next_step}, or take another path",
-            )
 
 
 def _check_retained(store: Store, requested: RetainedRange) -> None:
