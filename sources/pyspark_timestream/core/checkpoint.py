@@ -185,11 +185,17 @@ def resolve_directory(location: str) -> Path:
     """Return the path that `location`, a path or a `file:` URI, names.
 
     Raises:
-        CheckpointUnreadable: it is not on this machine.
+        CheckpointUnreadable: it is empty, or not on this machine.
 
     >>> str(resolve_directory("file:///tmp/a%20b")), str(resolve_directory("/tmp/a b"))
     ('/tmp/a b', '/tmp/a b')
     """
+    if not location:
+        raise CheckpointUnreadable(
+            "an empty text does not name a checkpoint",
+            "a local directory or a file: URI",
+            "pass the directory that the query had as option 'checkpointLocation'",
+        )
     uri = urlsplit(location)
     if uri.scheme == "file":
         # Spark's paths have no escapes, no query and no fragment.

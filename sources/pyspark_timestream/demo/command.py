@@ -153,6 +153,8 @@ def main(arguments: argparse.Namespace) -> int:
     # SIGTERM raises KeyboardInterrupt, so it also ends the broker and removes its data.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if arguments.seconds is not None and not arguments.seconds >= 0:  # A NaN is none.
+            raise NoDemo(f"--seconds is {arguments.seconds}; accepted: 0 or more")
         port = choose_port(arguments.port)
         with _broker(port) as server:
             return _demonstrate(arguments, f"localhost:{port}", server)

@@ -63,6 +63,14 @@ def test_number_that_is_no_port_is_refused(port: int) -> None:
         choose_port(port)
 
 
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
+def test_a_time_that_is_none_is_refused_before_a_broker_starts(
+    capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    assert main(["demo", "--seconds", seconds]) == 1
+    assert f"--seconds is {float(seconds)}; accepted: 0 or more" in capsys.readouterr().err
+
+
 def test_command_prints_one_sentence_and_ends_with_one(
     taken: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,8 +107,13 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         followers = [CheckpointFollower(location) for location in arguments.checkpoints]
         ends = None
-        if arguments.bootstrap_servers:
+        if arguments.bootstrap_servers is not None:
             ends = LogEnds(arguments)
+        elif arguments.option:
+            raise NoSample(
+                "--option is about brokers, and --bootstrap-servers is missing; next step: add it, "
+                "or leave --option out"
+            )
         watched = _Watched(
             followers, ends, [StoreReader(location) for location in arguments.stores]
         )

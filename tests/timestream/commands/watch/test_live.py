@@ -394,6 +394,17 @@ def test_options_of_brokers_are_checked_before_anything_is_shown(capsys, tmp_pat
     assert "nosuchthing" in capsys.readouterr().err.lower()
     assert main([*given, "--option", "secret"]) == 1
     assert "secret" not in capsys.readouterr().err
+    assert main(["watch", str(tmp_path), "--json", "--option", "a=b"]) == 1
+    assert "--option is about brokers, and --bootstrap-servers is" in capsys.readouterr().err
+    assert main(["watch", str(tmp_path), "--json", "--bootstrap-servers", ""]) == 1
+    assert "option 'kafka.bootstrap.servers': it must be specified" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["watch", "", "--json"], ["explain", "--checkpoint", ""]])
+def test_an_empty_text_is_no_checkpoint(capsys, given):
+    """It was the directory of the process, as where a variable of a shell is not set."""
+    assert main(given) == 1
+    assert "an empty text does not name a checkpoint; accepted: " in capsys.readouterr().err
 
 
 def test_the_default_is_this_machine_alone():
