@@ -22,9 +22,9 @@ from pyspark_timestream.core.adapters import (
     read_definition,
     restore_options,
 )
-from pyspark_timestream.core.options import choice, option, option_specs, read_options
+from pyspark_timestream.core.options import choice, option, read_options
 from pyspark_timestream.errors import OptionError, SchemaRefused
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.options import SPECS
 
 _VIEW: Final = (
     "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe 'trips', "
@@ -159,9 +159,7 @@ class DefaultSource(DataSource):
         # Late as well: each query starts a process, which then imports only what it needs.
         from pyspark_timestream.clock.reader import TimeTransport
 
-        return TimeTransport(
-            self.options, [spec.name for spec in option_specs(KafkaOptions).values()]
-        )
+        return TimeTransport(self.options, SPECS.keys())
 
 
 def _read_transport_name(raw: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pyspark_timestream.core.options import hide_secrets, option_specs
+from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import (
     CheckpointMismatch,
     MissingExtra,
@@ -45,6 +45,7 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     find_message_name,
     normalize,
 )
+from pyspark_timestream.kafka.options.options import SPECS
 from pyspark_timestream.kafka.options.reading import (
     LATEST_SCHEMA,
     SCHEMA_FORMATS,
@@ -591,7 +592,7 @@ Read = TypeVar("Read", bound=PayloadOptions)
 def load_schemas(options: Read) -> Read:
     """Return `options` with the texts of their schemas, for tasks and checkpoints."""
     texts = dict(options.schema_texts)
-    for rules in (options.value_rules, options.key_rules):
+    for rules in options.payload_rules:
         for value, name in (
             (rules.schema, rules.option_name("schema")),
             (rules.reader_schema, rules.option_name("reader_schema")),
@@ -638,8 +639,7 @@ def _read_file(name: str, path: str) -> bytes:
 
 
 def _error(name: str, problem: str) -> OptionError:
-    (spec,) = (spec for spec in option_specs(PayloadOptions).values() if spec.name == name)
-    return OptionError(name, problem, spec.parser.accepts, "correct it")
+    return OptionError(name, problem, SPECS[name].parser.accepts, "correct it")
 
 
 _LOG: Final = logging.getLogger(__name__)
@@ -656,7 +656,7 @@ def fix_readers(options: Read, recorded: Mapping[str, ReaderSchema]) -> Read:
         CheckpointMismatch: a schema is no longer the one that was recorded.
     """
     readers: dict[str, ReaderSchema] = {}
-    for rules in (options.value_rules, options.key_rules):
+    for rules in options.payload_rules:
         if rules.format in SCHEMA_FORMATS:
             reader = _find_reader(options, rules, recorded.get(rules.side))
             readers[rules.side] = reader
@@ -667,7 +667,7 @@ def fix_readers(options: Read, recorded: Mapping[str, ReaderSchema]) -> Read:
 def with_readers(options: Read, readers: Mapping[str, ReaderSchema]) -> Read:
     """Return `options` with the readers' schemas, and with the registry for writers' schemas."""
     registered = {}
-    for rules in (options.value_rules, options.key_rules):
+    for rules in options.payload_rules:
         reader = readers.get(rules.side)
         for version in () if reader is None else reader.versions():
             if version.registered is not None:
@@ -726,7 +726,7 @@ def add_newer_readers(
     if not options.registry:
         return options
     source = SchemaRegistry(options.registry)
-    for rules in (options.value_rules, options.key_rules):
+    for rules in options.payload_rules:
         reader = options.readers.get(rules.side)
         if reader is None or rules.format != "avro":
             continue

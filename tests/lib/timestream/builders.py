@@ -68,7 +68,9 @@ def stream_state(previous, clocks, positions, ends, run=RUN, seen=NOTHING_SEEN):
 
 def instants_to_look_up(previous, clocks, positions, ends, run):
     """The timestamps, in ms, whose offsets aligned reading asks the time index for."""
-    return find_alignment(stream_state(previous, clocks, positions, ends, run), ends).instants_ms()
+    return find_alignment(
+        stream_state(previous, clocks, positions, ends, run), ends
+    ).list_instants_ms()
 
 
 def next_offset(*known, time_index=NO_TIME_INDEX):

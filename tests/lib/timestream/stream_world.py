@@ -242,7 +242,7 @@ class World:
             after = {partition: self.state_after(previous, partition) for partition in wanted}
             asked = find_alignment(
                 stream_state(previous, after, positions, ends, run), ends
-            ).instants_ms()
+            ).list_instants_ms()
             index = self.look_up(asked)
             known = after, positions, ends, run, sight
             planned = next_offset(previous, *known, time_index=index)

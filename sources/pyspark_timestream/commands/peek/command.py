@@ -23,12 +23,12 @@ from pyspark_timestream.commands.peek.examine import (
     examine,
 )
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.core.options import is_secret, option_specs
+from pyspark_timestream.core.options import is_secret
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.report import (
@@ -383,7 +383,7 @@ _ARGUMENTS: Final = {
 
 _SUBSCRIBING: Final = ("subscribe", "subscribePattern", "assign")
 
-_DECLARED: Final = {spec.name.lower(): spec.name for spec in option_specs(KafkaOptions).values()}
+_DECLARED: Final = {name.lower(): name for name in SPECS}
 _READING: Final = ("kafkaConsumer.", "subscribe")
 
 

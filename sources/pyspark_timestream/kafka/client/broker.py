@@ -30,7 +30,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from pyspark_timestream.core.options import option_specs, read_options
+from pyspark_timestream.core.options import read_options
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.consumer import (
@@ -442,15 +442,12 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
         topics = _find_described(query_options)
     except (KeyError, ValueError):
         return {}
-    specs = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
     by_topic = _read_file(source) if source.path else _read_topic(source, topics, query_options)
     descriptions = {
-        topic: read_topic_settings(by_topic[topic], topic, source, specs)
-        if topic in by_topic
-        else None
+        topic: read_topic_settings(by_topic[topic], topic, source) if topic in by_topic else None
         for topic in topics
     }
-    return select_settings(query_options, merge_topic_settings(descriptions, source), specs)
+    return select_settings(query_options, merge_topic_settings(descriptions, source))
 
 
 def _find_described(query_options: Mapping[str, str]) -> list[str]:

@@ -587,7 +587,9 @@ class StreamDriver:
         """Return the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
         if not self._options.is_timed_by_record:
             return {}
-        return self._broker.offsets_at(find_alignment(state, state.snapshot.ends).instants_ms())
+        return self._broker.offsets_at(
+            find_alignment(state, state.snapshot.ends).list_instants_ms()
+        )
 
     def _get_importer(self) -> CtiImporter | None:
         options = derive_import_options(self._options)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
-from pyspark_timestream.core.options import OptionSpec, option_specs, quote_setting
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.core.options import quote_setting
+from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import NOW
 from pyspark_timestream.rules.clocks import PartitionClock, change_rules
 
@@ -23,9 +23,6 @@ KEPT_CHANGES: Final = 16
 IDLE_TIMEOUT: Final = "idleTimeout"
 """This option is not pinned, so it changes without `changeFrom`, and is recorded all the same."""
 
-_SPECS: Final[Mapping[str, OptionSpec]] = {
-    spec.name: spec for spec in option_specs(KafkaOptions).values()
-}
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
@@ -182,7 +179,7 @@ def find_bad_value(change: ClockChange) -> str | None:
     """Return which value of a recorded change cannot be read; None if all can."""
     for values in (change.old, change.new):
         for name, text in values.items():
-            spec = _SPECS.get(name)
+            spec = SPECS.get(name)
             if spec is None or not (spec.changes or name == IDLE_TIMEOUT):
                 return f"it records a change of '{name}', which never changes"
             try:
@@ -220,7 +217,7 @@ def find_obstacle(
     name: str, stored: Settings, settings: Settings, change_from: str | int | None = NOW
 ) -> str | None:
     """Return what `changeFrom` does instead of the change of an option; None if it makes it."""
-    spec, old, new = _SPECS.get(name), stored.get(name), settings.get(name)
+    spec, old, new = SPECS.get(name), stored.get(name), settings.get(name)
     kind = "" if spec is None else spec.changes
     if spec is None or not kind:
         return "does not change it"

@@ -107,11 +107,11 @@ def carry_over(state: StreamState) -> StreamOffset:
 def _carry_over_partition(
     state: StreamState, partition: Partition, position: int
 ) -> PartitionOffset:
-    last_offset, snapshot = state.last_of(partition), state.snapshot
+    last_offset, snapshot = state.find_last(partition), state.snapshot
     return PartitionOffset(
         position,
         position,
-        state.clock_of(partition),
+        state.find_clock(partition),
         idle=state.was_idle(partition),
         caught_up_since_us=snapshot.caught_up_since_us.get(partition),
         pending=last_offset.pending if last_offset else (),
@@ -153,7 +153,7 @@ def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
         return planned
 
     def move(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
-        if not state.last_of(partition):
+        if not state.find_last(partition):
             return partition_offset
         pending = () if change.leaves_import_out else partition_offset.pending
         return replace(partition_offset, clock=change.move(partition_offset.clock), pending=pending)
@@ -172,7 +172,7 @@ def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
         return replace(planned, changes=changes)
 
     def note(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
-        last_offset, start = state.last_of(partition), partition_offset.start_inclusive
+        last_offset, start = state.find_last(partition), partition_offset.start_inclusive
         points = note_change_points(last_offset, changes, planned.number, start, committed)
         return replace(partition_offset, change_points=points)
 
@@ -221,7 +221,7 @@ def _defer_import(
     recreated: Collection[str],
 ) -> Pending:
     """Return the imported CTIs that wait for a partition's records, including a new one."""
-    snapshot, last_offset = state.snapshot, state.last_of(partition)
+    snapshot, last_offset = state.snapshot, state.find_last(partition)
     position, pending = partition_offset.start_inclusive, partition_offset.pending
     end = snapshot.ends.get(partition, position)
     is_moved = last_offset is not None and position != last_offset.end_exclusive
@@ -293,9 +293,9 @@ def _set_ranges(
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets, aligned)
 
     def set_range(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
-        last_offset, clock = state.last_of(partition), partition_offset.clock
+        last_offset, clock = state.find_last(partition), partition_offset.clock
         start = planned.number, partition_offset.start_inclusive, run.committed_batch
-        forced_us = None if clock.cti_us == state.clock_of(partition).cti_us else clock.cti_us
+        forced_us = None if clock.cti_us == state.find_clock(partition).cti_us else clock.cti_us
         return replace(
             partition_offset,
             end_exclusive=limited[partition],

@@ -41,7 +41,7 @@ class MaxSkew:
             return None
         return cls(options.max_skew_us, options.delay_us if options.frequency else None)
 
-    def time_of(self, clock: PartitionClock) -> int | None:
+    def find_time(self, clock: PartitionClock) -> int | None:
         """Return the time of a partition with this clock; None if it has had no event."""
         last_us, cti_us = clock.last_us, clock.cti_us
         if last_us is None or cti_us is None or self.delay_us is None or last_us < cti_us:
@@ -133,15 +133,15 @@ class StreamState:
     snapshot: BrokerSnapshot
     run: RunContext = RunContext()
 
-    def last_of(self, partition: Partition) -> PartitionOffset | None:
+    def find_last(self, partition: Partition) -> PartitionOffset | None:
         """Return a partition's entry in the last offset, also of a missing one; None if new."""
         return self.previous.partitions.get(partition) or self.previous.missing.get(partition)
 
-    def clock_of(self, partition: Partition) -> PartitionClock:
+    def find_clock(self, partition: Partition) -> PartitionClock:
         """Return a partition's clock after the last batch; a new partition has a fresh clock."""
         if partition in self.clocks:
             return self.clocks[partition]
-        last_offset = self.last_of(partition)
+        last_offset = self.find_last(partition)
         return PartitionClock() if last_offset is None else last_offset.clock
 
     def is_new(self, partition: Partition) -> bool:
@@ -280,7 +280,7 @@ class Alignment:
     waiting: frozenset[Partition] = frozenset()
     slowest: frozenset[Partition] = frozenset()
 
-    def instants_ms(self) -> dict[Partition, int]:
+    def list_instants_ms(self) -> dict[Partition, int]:
         """Return the partitions to look up in the time index, with the timestamp in ms."""
         if self.bound_us is None or self.bound_us < 0:
             return {}
@@ -298,7 +298,7 @@ class _Pace:
     last_us: int | None
     size: int
 
-    def steady_time(self, skew_us: int) -> int | None:
+    def find_steady_time(self, skew_us: int) -> int | None:
         """Return the partition's time; if it jumped by more than the skew, the time before."""
         if self.before_us is None or self.last_us is None:
             return self.last_us
@@ -333,7 +333,7 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
     if len(aligned) < 2:
         return Alignment()
     paces = {partition: _find_pace(state, partition, skew) for partition in aligned}
-    times = {partition: pace.steady_time(skew.us) for partition, pace in paces.items()}
+    times = {partition: pace.find_steady_time(skew.us) for partition, pace in paces.items()}
     least_us = min((us for us in times.values() if us is not None), default=None)
     if least_us is None:
         return Alignment(
@@ -347,18 +347,20 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
         if pace.last_us is not None
         and pace.last_us >= bound_us
         # A partition without a CTI must not wait: until it has one, the stream has none.
-        and (skew.delay_us is None or state.clock_of(partition).cti_us is not None)
+        and (skew.delay_us is None or state.find_clock(partition).cti_us is not None)
     }
     estimates = {partition: pace.estimate(bound_us) for partition, pace in paces.items()}
     return Alignment(bound_us, estimates, frozenset(ahead) - slowest, slowest)
 
 
 def _find_pace(state: StreamState, partition: Partition, skew: MaxSkew) -> _Pace:
-    last_offset = state.last_of(partition)
+    last_offset = state.find_last(partition)
     if last_offset is None:
         return _Pace(None, None, 0)
     size = last_offset.size
-    return _Pace(skew.time_of(last_offset.clock), skew.time_of(state.clock_of(partition)), size)
+    return _Pace(
+        skew.find_time(last_offset.clock), skew.find_time(state.find_clock(partition)), size
+    )
 
 
 def align_ends(
@@ -369,7 +371,7 @@ def align_ends(
 ) -> tuple[dict[Partition, int], frozenset[Partition]]:
     """Return the ends up to which the batch may read, and the partitions that wait.
 
-    `time_index` answers `alignment.instants_ms()`, as in `plan_next_offset`.
+    `time_index` answers `alignment.list_instants_ms()`, as in `plan_next_offset`.
     """
     cut, waiting = dict(ends), set(alignment.waiting)
     for partition, estimate in alignment.estimates.items():

@@ -30,7 +30,7 @@ from pyspark_timestream.kafka.options.keys import (
     read_client_settings,
     read_registry_settings,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency, SettingsSource
 from pyspark_timestream.kafka.options.reading import (
     LATEST_SCHEMA,
@@ -40,7 +40,6 @@ from pyspark_timestream.kafka.options.reading import (
     PayloadRules,
 )
 
-_SPECS = {spec.name: spec for spec in option_specs(PayloadOptions).values()}
 _URL = "schemaRegistry.url"
 
 
@@ -50,8 +49,7 @@ def _check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
     Raises:
         OptionError: they conflict, have no effect, or need others that are missing.
     """
-    sides = (options.value_rules, options.key_rules)
-    if options.registry and not any(rules.has_registry for rules in sides):
+    if options.registry and not any(rules.has_registry for rules in options.payload_rules):
         raise OptionError(
             _URL,
             "it has no effect: no option asks for the ids of schemas",
@@ -59,7 +57,7 @@ def _check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
             "'valueFraming' or 'keyFraming' = 'confluent' or 'header'",
             "set 'valueFormat' or 'keyFormat', or leave all 'schemaRegistry.*' out",
         )
-    for rules in sides:
+    for rules in options.payload_rules:
         _check_effect(rules, texts)
         _check_framing(rules, bool(options.registry))
         if rules.format in SCHEMA_FORMATS:
@@ -130,7 +128,7 @@ def _check_framing(rules: PayloadRules, has_url: bool) -> None:
 def _check_schema(rules: PayloadRules) -> None:
     """Check that the writers' schemas have one source, and that message and subject are known."""
     schema, framing = rules.option_name("schema"), rules.option_name("framing")
-    accepts = _SPECS[schema].parser.accepts
+    accepts = SPECS[schema].parser.accepts
     if rules.has_registry and rules.schema is not None:
         raise OptionError(
             schema,
@@ -299,9 +297,7 @@ def _check_shape(options: KafkaOptions, plain: Mapping[str, str]) -> None:
             raise OptionError(
                 name,
                 f"it is missing, and option 'eventShape' is '{options.shape}'",
-                option_specs(KafkaOptions)[
-                    "end_time" if name == "endTime" else "edge"
-                ].parser.accepts,
+                SPECS[name].parser.accepts,
                 f"set it, or set 'eventShape' to '{'point' if name == 'endTime' else 'interval'}'",
             )
         if name not in needs and value is not None:
@@ -390,7 +386,7 @@ def _start_before_end(options: KafkaOptions, set_names: Collection[str], kind: s
 
 def list_ignored_in_batch(set_names: Collection[str]) -> list[str]:
     """Return the options that have no effect in a batch read, among the lower-cased `set_names`."""
-    names = (spec.name for spec in option_specs(KafkaOptions).values() if spec.effect == "stream")
+    names = (name for name, spec in SPECS.items() if spec.effect == "stream")
     return [name for name in names if name.lower() in set_names]
 
 
@@ -435,12 +431,10 @@ def parse_settings(content: bytes, subject: str) -> Any:
         raise _settings_error(f"{subject} is not JSON ({shorten(str(error))})") from None
 
 
-def read_topic_settings(
-    description: Any, topic: str, source: SettingsSource, specs: Mapping[str, OptionSpec]
-) -> dict[str, str]:
+def read_topic_settings(description: Any, topic: str, source: SettingsSource) -> dict[str, str]:
     """Return the description of `topic`: option name -> canonical text, ordered as the options.
 
-    `description` is the parsed JSON from `source`; `specs` are the declarations of all options.
+    `description` is the parsed JSON from `source`.
 
     Raises:
         OptionError: it is not an object, it names an option of another kind, or a value cannot be
@@ -462,7 +456,7 @@ def read_topic_settings(
             )
         if name in texts:
             raise _settings_error(f"{subject} has '{name}' twice")
-        texts[name] = _read_setting(specs[name], value, subject)
+        texts[name] = _read_setting(SPECS[name], value, subject)
     return {name: texts[name] for name in TOPIC_SETTINGS if name in texts}
 
 
@@ -517,15 +511,13 @@ def merge_topic_settings(
 
 
 def select_settings(
-    query_options: Mapping[str, str],
-    topic_settings: Mapping[str, str],
-    specs: Mapping[str, OptionSpec],
+    query_options: Mapping[str, str], topic_settings: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the settings that a query takes from the description of its topics.
 
     `query_options` are the query's own options by their lower-cased names.
     """
-    excluded = _find_excluded(query_options, specs)
+    excluded = _find_excluded(query_options)
     return {
         name: text
         for name, text in topic_settings.items()
@@ -533,37 +525,32 @@ def select_settings(
     }
 
 
-def _find_excluded(query_options: Mapping[str, str], specs: Mapping[str, OptionSpec]) -> set[str]:
+def _find_excluded(query_options: Mapping[str, str]) -> set[str]:
     """Return the topic settings that the query's own options exclude."""
     excluded = {
         name
         for name in TOPIC_SETTINGS
-        for other_name, spec in specs.items()
+        for other_name, spec in SPECS.items()
         if other_name.lower() in query_options
-        and (other_name in specs[name].excludes or name in spec.excludes)
+        and (other_name in SPECS[name].excludes or name in spec.excludes)
     }
-    shape = _read_choice(query_options, "eventShape", specs)
+    shape = _read_choice(query_options, "eventShape")
     if shape is not None:
         excluded |= {"endTime", "edge"}.difference(_OPTIONS_BY_SHAPE[shape])
-    preset = _read_choice(query_options, "advanceTime", specs)
+    preset = _read_choice(query_options, "advanceTime")
     if preset not in (None, "UnorderedStartTime"):
         excluded.add("ctiDelay")
     return excluded
 
 
-def _read_choice(
-    query_options: Mapping[str, str], name: str, specs: Mapping[str, OptionSpec]
-) -> str | None:
+def _read_choice(query_options: Mapping[str, str], name: str) -> str | None:
     """Return the value of one of the query's own options.
 
     None if it is not set, or cannot be read: a later check refuses it then.
     """
+    text = query_options.get(name.lower())
     try:
-        return (
-            None
-            if name.lower() not in query_options
-            else specs[name].parser.parse(query_options[name.lower()])
-        )
+        return None if text is None else SPECS[name].parser.parse(text)
     except ValueError:
         return None
 

@@ -7,6 +7,7 @@ from typing import Final
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.instants import TIME_UNITS
 from pyspark_timestream.core.options import (
+    OptionSpec,
     boolean,
     choice,
     fixed_settings,
@@ -483,3 +484,9 @@ class KafkaOptions(PayloadOptions):
         if self.ends_by_default:
             del texts["endingOffsets"]
         return {**texts, **self.payload_settings(), **select_record_settings(self.client)}
+
+
+SPECS: Final[Mapping[str, OptionSpec]] = {
+    spec.name: spec for spec in option_specs(KafkaOptions).values()
+}
+"""The name of each option -> its declaration."""

@@ -524,6 +524,11 @@ class PayloadOptions(ReadingOptions):
             )
         )
 
+    @property
+    def payload_rules(self) -> tuple[PayloadRules, PayloadRules]:
+        """Return how the values are read, and how the keys."""
+        return self.value_rules, self.key_rules
+
     def _complete(self, rules: PayloadRules) -> PayloadRules:
         """Complete what the options of a side say: loaded schemas, framing and default subject."""
         default_framing = "confluent" if rules.has_registry and rules.format != "binary" else "none"
@@ -554,7 +559,7 @@ class PayloadOptions(ReadingOptions):
             ValueError: a schema is still a path.
         """
         settings: dict[str, str] = {}
-        for rules in (self.value_rules, self.key_rules):
+        for rules in self.payload_rules:
             has_schema = rules.format in SCHEMA_FORMATS
             texts: dict[PayloadAttribute, str | None] = {
                 "format": rules.format if has_schema else None,

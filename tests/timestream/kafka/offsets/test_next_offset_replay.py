@@ -107,7 +107,7 @@ class Replay:
             since_us = {partition: 0 for partition in resting if partition.number in self.quiet}
             wanted_ms = find_alignment(
                 stream_state(previous, states, positions, ends, run), ends
-            ).instants_ms()
+            ).list_instants_ms()
             index = {
                 partition: self.first_at(partition.number, ms)
                 for partition, ms in wanted_ms.items()

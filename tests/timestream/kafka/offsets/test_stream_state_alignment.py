@@ -77,7 +77,7 @@ class Reader:
         }
         wanted_ms = find_alignment(
             stream_state(previous, ended, positions, ends, run), ends
-        ).instants_ms()
+        ).list_instants_ms()
         index = {
             partition: self.first_at(partition.number, ms) for partition, ms in wanted_ms.items()
         }

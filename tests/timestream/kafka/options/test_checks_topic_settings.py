@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from timestream.builders import GIVEN
 
 from pyspark_timestream.core.checkpoint import FORMAT_VERSION
-from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.client.broker import read_time_settings
@@ -22,11 +21,10 @@ from pyspark_timestream.kafka.options.checks import (
     read_topic_settings,
     select_settings,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.options import SPECS
 from pyspark_timestream.kafka.options.parsers import TIME_SETTINGS
 from pyspark_timestream.source import DefaultSource
 
-SPECS = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
 FILE = TIME_SETTINGS.parse("/etc/times.json")
 TOPIC = TIME_SETTINGS.parse("topic:times")
 
@@ -53,13 +51,11 @@ WHOLE = st.builds(lambda times, ctis: times | ctis, st.sampled_from(TIMES), st.s
 
 
 def taken(own, topic_settings):
-    return select_settings(
-        {name.lower(): text for name, text in own.items()}, topic_settings, SPECS
-    )
+    return select_settings({name.lower(): text for name, text in own.items()}, topic_settings)
 
 
 def read(found, topic="trips", place=FILE):
-    return read_topic_settings(found, topic, place, SPECS)
+    return read_topic_settings(found, topic, place)
 
 
 def refusal(call, *arguments):
