@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 
 from pyspark_timestream import OptionError, explain_time
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client.broker import read_time_settings
+from pyspark_timestream.kafka.client.broker import load_topic_settings
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -98,32 +98,32 @@ def test_the_last_description_with_a_topics_key_counts(broker: Broker, described
         ("junk", "no object", 0),
         partitions=2,
     )
-    assert read_time_settings(options(broker, "trips", place)) == {"ctiFrequency": "2"}
-    assert read_time_settings(options(broker, "rides", place)) == {"ctiFrequency": "5"}
+    assert load_topic_settings(options(broker, "trips", place)) == {"ctiFrequency": "2"}
+    assert load_topic_settings(options(broker, "rides", place)) == {"ctiFrequency": "5"}
     for name, said in (
         ("gone", "has no description of topic 'gone'"),
         ("junk", "the description of topic 'junk' in 'topic:.*' is not a JSON object"),
         ("trips,rides", "describes topics 'rides' and 'trips' differently"),
     ):
         with pytest.raises(OptionError, match=said):
-            read_time_settings(options(broker, name, place))
+            load_topic_settings(options(broker, name, place))
 
 
 def test_a_key_in_two_partitions_is_refused_unless_both_agree(broker: Broker, described) -> None:
     place = described(
         ("trips", {"ctiFrequency": 1}, 0), ("trips", {"ctiFrequency": 1}, 1), partitions=2
     )
-    assert read_time_settings(options(broker, "trips", place)) == {"ctiFrequency": "1"}
+    assert load_topic_settings(options(broker, "trips", place)) == {"ctiFrequency": "1"}
     describe(broker, place, ("trips", {"ctiFrequency": 2}, 1))
     with pytest.raises(OptionError, match=r"different descriptions .* in partitions 0 and 1"):
-        read_time_settings(options(broker, "trips", place))
+        load_topic_settings(options(broker, "trips", place))
     describe(broker, place, ("trips", None, 0))
-    assert read_time_settings(options(broker, "trips", place)) == {"ctiFrequency": "2"}
+    assert load_topic_settings(options(broker, "trips", place)) == {"ctiFrequency": "2"}
 
 
 def test_a_topic_of_descriptions_that_is_missing_or_out_of_reach_is_named(broker: Broker) -> None:
     with pytest.raises(OptionError, match=r"'timeSettings': topic 'not-there' does not exist"):
-        read_time_settings(options(broker, "trips", "not-there"))
+        load_topic_settings(options(broker, "trips", "not-there"))
     nobody = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafkaConsumer.connectTimeoutMs": "500"}
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
-        read_time_settings({**options(broker, "trips", "times"), **nobody})
+        load_topic_settings({**options(broker, "trips", "times"), **nobody})

@@ -20,13 +20,13 @@ from pyspark_timestream.core.instants import (
     parse_instant,
 )
 from pyspark_timestream.core.options import (
+    BOOLEAN,
+    TEXT,
     Parser,
-    boolean,
     choice,
     option,
     option_specs,
     read_options,
-    text,
     whole_number,
 )
 from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES
@@ -251,7 +251,7 @@ class WriteOptions(_Located):
         excludes=("seriesName",),
     )
     series_name: str | None = option(
-        "seriesName", text, None, description="one constant series instead"
+        "seriesName", TEXT, None, description="one constant series instead"
     )
     timestamp_column: str | None = option(
         "timestampColumn",
@@ -296,7 +296,7 @@ class WriteOptions(_Located):
     )
     author: str | None = option(
         "author",
-        text,
+        TEXT,
         None,
         description=(
             "who wrote rows without an author; none: the OS user of the driver's Python worker"
@@ -366,7 +366,7 @@ class WriteOptions(_Located):
     )
     merge_schema: bool = option(
         "mergeSchema",
-        boolean,
+        BOOLEAN,
         False,
         description=(
             "a value column, or a field of a struct, that the store lacks is added to it, before "
@@ -375,7 +375,7 @@ class WriteOptions(_Located):
     )
     auto_compact: bool = option(
         "autoCompact",
-        boolean,
+        BOOLEAN,
         True,
         description=(
             "every 32 commits a background process merges small files and cleans log, staging and "
@@ -394,7 +394,7 @@ class WriteOptions(_Located):
     )
     txn_app_id: str | None = option(
         "txnAppId",
-        text,
+        TEXT,
         None,
         description="with `txnVersion`: a batch write of that number happens once",
         effect="batch",
@@ -410,7 +410,7 @@ class WriteOptions(_Located):
     )
     principal: str | None = option(
         "principal",
-        text,
+        TEXT,
         None,
         description=(
             "who writes, where the store has a policy: then the author too; none: the OS user of "
@@ -567,7 +567,7 @@ class ReadOptions(_Located):
     )
     principal: str | None = _batch_option(
         "principal",
-        text,
+        TEXT,
         None,
         description=(
             "who reads, where the store has a policy; none: the OS user of the driver's Python "
@@ -676,7 +676,7 @@ class SubscribeOptions(_Located):
     )
     principal: str | None = _stream_option(
         "principal",
-        text,
+        TEXT,
         None,
         description=(
             "who subscribes, where the store has a policy; none: the OS user of the driver's "

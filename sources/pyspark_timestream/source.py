@@ -74,12 +74,12 @@ class DefaultSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         """Read the topic settings here, once: Spark copies this object from here on."""
         super().__init__(options)
-        self._described: dict[str, str] = {}
+        self._topic_settings: dict[str, str] = {}
         if "timesettings" in map(str.lower, options) and _read_transport_name(options) == "kafka":
             # Imported late: a clock needs no Kafka library.
-            from pyspark_timestream.kafka.client.broker import read_time_settings
+            from pyspark_timestream.kafka.client.broker import load_topic_settings
 
-            self._described = read_time_settings(options)
+            self._topic_settings = load_topic_settings(options)
 
     @classmethod
     def name(cls) -> str:
@@ -155,7 +155,7 @@ class DefaultSource(DataSource):
             # Imported late: a clock needs no Kafka library.
             from pyspark_timestream.kafka.reader import KafkaTransport
 
-            return KafkaTransport(self.options, self._described)
+            return KafkaTransport(self.options, self._topic_settings)
         # Late as well: each query starts a process, which then imports only what it needs.
         from pyspark_timestream.clock.reader import TimeTransport
 

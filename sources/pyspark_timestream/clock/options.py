@@ -40,6 +40,7 @@ from pyspark_timestream.core.instants import (
     parse_instant,
 )
 from pyspark_timestream.core.options import (
+    TEXT,
     Parser,
     choice,
     fixed_settings,
@@ -48,7 +49,6 @@ from pyspark_timestream.core.options import (
     option_specs,
     quote_value,
     read_options,
-    text,
     whole_number,
 )
 from pyspark_timestream.errors import OptionError
@@ -491,7 +491,7 @@ class TimeOptions:
     )
     descriptor: str | None = option(
         "descriptor",
-        dataclasses.replace(text, accepts="a JSON stream descriptor, or the path of a file"),
+        dataclasses.replace(TEXT, accepts="a JSON stream descriptor, or the path of a file"),
         None,
         description=(
             "a JSON stream descriptor, inline or a file's path, in place of the options that it "

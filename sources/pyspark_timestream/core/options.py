@@ -300,7 +300,7 @@ def _check_companions(
         )
 
 
-text: Final = Parser(str, "any text")
+TEXT: Final = Parser(str, "any text")
 """Any text is accepted, even an empty one."""
 
 
@@ -314,7 +314,7 @@ def _format_boolean(value: bool) -> str:
     return str(value).lower()
 
 
-boolean: Final = Parser(_parse_boolean, "'true' or 'false'", format=_format_boolean)
+BOOLEAN: Final = Parser(_parse_boolean, "'true' or 'false'", format=_format_boolean)
 
 
 def choice(*names: str) -> Parser[str]:

@@ -6,12 +6,12 @@ import pytest
 
 from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.core.options import (
-    boolean,
+    BOOLEAN,
+    TEXT,
     choice,
     fixed_settings,
     option,
     option_specs,
-    text,
     whole_number,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -48,11 +48,11 @@ TEXTS = {
 class Sample:
     """Options of every kind of default."""
 
-    path: str = option("path", text, description="where")
-    prefix: str = option("prefix", text, "", description="before")
+    path: str = option("path", TEXT, description="where")
+    prefix: str = option("prefix", TEXT, "", description="before")
     most: int | None = option("most", whole_number(1), None, description="limit", effect="stream")
     mode: str = option("mode", choice("a", "b"), "a", description="how", may_change=False)
-    exact: bool = option("exact", boolean, True, description="so", may_change=False)
+    exact: bool = option("exact", BOOLEAN, True, description="so", may_change=False)
     until: int | None = option(
         "until", whole_number(), None, description="end", effect="batch", may_change=False
     )

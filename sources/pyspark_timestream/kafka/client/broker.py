@@ -430,7 +430,7 @@ _REQUESTS: Final = (
 """The options that apply to every request to a broker."""
 
 
-def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
+def load_topic_settings(raw: Mapping[str, str]) -> dict[str, str]:
     """Return the settings, option name -> text, that the query takes from its topics' description.
 
     Return nothing without `timeSettings`, or if its text or the topics' names cannot be parsed: a
@@ -439,7 +439,7 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
     query_options = {name.lower(): text for name, text in raw.items()}
     try:
         source = TIME_SETTINGS.parse(query_options["timesettings"])
-        topics = _find_described(query_options)
+        topics = _list_topics(query_options)
     except (KeyError, ValueError):
         return {}
     by_topic = _read_file(source) if source.path else _read_topic(source, topics, query_options)
@@ -450,7 +450,7 @@ def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
     return select_settings(query_options, merge_topic_settings(descriptions, source))
 
 
-def _find_described(query_options: Mapping[str, str]) -> list[str]:
+def _list_topics(query_options: Mapping[str, str]) -> list[str]:
     """Return the topics that the options name, sorted; raise a KeyError if they name none."""
     if "assign" in query_options:
         return sorted({partition.topic for partition in ASSIGN.parse(query_options["assign"])})

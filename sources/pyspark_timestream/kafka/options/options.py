@@ -7,13 +7,13 @@ from typing import Final
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.instants import TIME_UNITS
 from pyspark_timestream.core.options import (
+    BOOLEAN,
+    TEXT,
     OptionSpec,
-    boolean,
     choice,
     fixed_settings,
     option,
     option_specs,
-    text,
 )
 from pyspark_timestream.core.policies import (
     DEFAULT_FUTURE_POLICY,
@@ -78,7 +78,7 @@ class KafkaOptions(PayloadOptions):
         excludes=("subscribePattern",),
     )
     include_headers: bool = option(
-        "includeHeaders", boolean, False, description="adds the column `headers`"
+        "includeHeaders", BOOLEAN, False, description="adds the column `headers`"
     )
     where: Where | None = option(
         "where",
@@ -96,7 +96,7 @@ class KafkaOptions(PayloadOptions):
     )
     metadata_prefix: str = option(
         "metadataPrefix",
-        text,
+        TEXT,
         "",
         description="goes before all metadata column names, for fields of the same names",
     )
@@ -172,7 +172,7 @@ class KafkaOptions(PayloadOptions):
     )
     final_cti: bool = option(
         "finalCti",
-        boolean,
+        BOOLEAN,
         False,
         description=(
             "a bounded run (AvailableNow, batch) ends with a CTI at +infinity, 9999-12-31T23:59:59Z"
@@ -252,7 +252,7 @@ class KafkaOptions(PayloadOptions):
     )
     time_window: bool = option(
         "timeWindow",
-        boolean,
+        BOOLEAN,
         False,
         description=(
             "adds `time_lower`, `time_upper`: the least mark of the live writers and the greatest "

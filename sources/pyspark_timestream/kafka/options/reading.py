@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from pyspark_timestream.core.options import (
+    BOOLEAN,
     Parser,
-    boolean,
     choice,
     option,
     option_specs,
@@ -220,7 +220,7 @@ class ReadingOptions:
     )
     fail_on_data_loss: bool = option(
         "failOnDataLoss",
-        boolean,
+        BOOLEAN,
         True,
         description=(
             "fail if records that the checkpoint has yet to read are gone; `false`: warn and go on "

@@ -11,7 +11,7 @@ from timestream.builders import GIVEN
 from pyspark_timestream.core.checkpoint import FORMAT_VERSION
 from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
-from pyspark_timestream.kafka.client.broker import read_time_settings
+from pyspark_timestream.kafka.client.broker import load_topic_settings
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import (
     TOPIC_SETTINGS,
@@ -217,7 +217,7 @@ def test_a_file_gives_the_settings_once_to_every_process(tmp_path) -> None:
     copy = pickle.loads(shipped)
     assert [field.name for field in copy.schema().fields][-1] == source.schema().fields[-1].name
     assert "cti" in copy.schema().fieldNames()
-    assert read_kafka_options(raw, copy._described).delay_us == 20_000_000
+    assert read_kafka_options(raw, copy._topic_settings).delay_us == 20_000_000
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_file_that_describes_nothing_is_refused_by_path(tmp_path, content, sai
     place = tmp_path / "times.json"
     if content is not None:
         place.write_text(content)
-    message = refusal(read_time_settings, {**GIVEN, "TIMESETTINGS": str(place)})
+    message = refusal(load_topic_settings, {**GIVEN, "TIMESETTINGS": str(place)})
     assert said.format(place) in message
 
 
@@ -241,13 +241,13 @@ def test_the_topics_of_assign_are_described_too(tmp_path) -> None:
     place = tmp_path / "times.json"
     place.write_text('{"a": {"ctiFrequency": 7}, "b": {"ctiFrequency": "7"}, "c": 3}')
     raw = {"assign": '{"a": [0], "b": [1]}', "timeSettings": f"file://{place}"}
-    assert read_time_settings(raw) == {"ctiFrequency": "7"}
-    assert read_time_settings({**raw, "CTIFREQUENCY": "8"}) == {}
+    assert load_topic_settings(raw) == {"ctiFrequency": "7"}
+    assert load_topic_settings({**raw, "CTIFREQUENCY": "8"}) == {}
 
 
 def test_a_pattern_of_topics_is_refused_beside_a_description() -> None:
     raw = {"kafka.bootstrap.servers": "b:1", "subscribePattern": "a.*", "timeSettings": "x.json"}
-    assert read_time_settings(raw) == {}
+    assert load_topic_settings(raw) == {}
     assert "conflicts with option 'subscribePattern'" in refusal(read_kafka_options, raw)
 
 
