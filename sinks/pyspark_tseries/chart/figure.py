@@ -455,7 +455,7 @@ def build_figure(table: pa.Table, shape: Shape, request: ChartRequest) -> Figure
     notes = []
     if not_drawn and len(table):
         notes.append(
-            f"{format_count(len(not_drawn), 'more column')}, not drawn: {_list(not_drawn)}"
+            f"{format_count(len(not_drawn), 'more column')}, not drawn: {_join_names(not_drawn)}"
         )
     rows = _Rows.of(table, shape, request, notes)
     if shape.left_out:
@@ -477,7 +477,7 @@ def build_figure(table: pa.Table, shape: Shape, request: ChartRequest) -> Figure
     )
 
 
-def _list(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 
@@ -662,7 +662,7 @@ def _build_panel(
     unit = escape_controls(request.units.get(column) or find_unit(field) or "")
     title = escape_controls(column)
     if not is_line(field.type):
-        state_rows = tuple(_state_rows(rows, column, request.pixels, notes))
+        state_rows = tuple(_make_rows(rows, column, request.pixels, notes))
         return Panel(title, unit, rows=state_rows, is_boolean=pa.types.is_boolean(field.type))
     edges = (shape.bands or {}).get(column)
     values = _to_floats(rows.table[column])
@@ -672,16 +672,16 @@ def _build_panel(
     band = None
     if edges is not None:
         band = _to_floats(rows.table[edges[0]]), _to_floats(rows.table[edges[1]])
-    lines = tuple(_lines(rows, values, band, request))
+    lines = tuple(_make_lines(rows, values, band, request))
     _note_points(column, lines, values, rows, notes)
-    numbers = [extreme for line in lines for extreme in _extremes(line)]
+    numbers = [extreme for line in lines for extreme in _find_extremes(line)]
     low, high = (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
     title += "" if edges is None else ", min to max"
     is_whole = pa.types.is_integer(field.type)
     return Panel(title, unit, lines=lines, low=low, high=high, is_whole=is_whole)
 
 
-def _extremes(line: Line) -> Iterator[float]:
+def _find_extremes(line: Line) -> Iterator[float]:
     value_arrays = [line.values, line.overridden.values]
     if line.band is not None:
         value_arrays += [line.band.lower, line.band.upper]
@@ -715,7 +715,7 @@ def _note_points(
         notes.append(f"{OVERRIDDEN}{column}: {format_count(old, 'overridden value')}")
 
 
-def _lines(
+def _make_lines(
     rows: _Rows,
     values: FloatArray,
     edges: tuple[FloatArray, FloatArray] | None,
@@ -739,9 +739,9 @@ def _lines(
             values=values[drawn_rows],
             ends=None if rows.ends is None else rows.ends[drawn_rows],
             is_first=is_first[keep],
-            edited=_mark(rows, values, points[rows.is_edited[points]], request.pixels),
-            overridden=_mark(rows, values, old, request.pixels),
-            band=None if edges is None else _band(rows, current_rows, *edges, request.pixels),
+            edited=_pick_marks(rows, values, points[rows.is_edited[points]], request.pixels),
+            overridden=_pick_marks(rows, values, old, request.pixels),
+            band=None if edges is None else _make_band(rows, current_rows, *edges, request.pixels),
             last=float(values[points[-1]]) if len(points) else None,
         )
 
@@ -760,13 +760,13 @@ def _find_breaks(
         # A missing bucket is a gap. Buckets may differ in length: a day may have 25 hours.
         is_first[1:] |= us[good][1:] > rows.ends[row_numbers][good][:-1]
     elif longest is not None:
-        limit = _usual_gap(us) if isinstance(longest, str) else longest
+        limit = _find_usual_gap(us) if isinstance(longest, str) else longest
         if limit is not None:
             is_first[1:] |= np.diff(us[good]) > limit
     return is_first
 
 
-def _usual_gap(us: Int64Array) -> int | None:
+def _find_usual_gap(us: Int64Array) -> int | None:
     if len(us) <= _MIN_DISTANCES:
         return None
     distance_us = float(np.quantile(np.diff(us), 0.95, method="lower"))
@@ -801,7 +801,7 @@ def _find_pixels(
     return np.flatnonzero(is_start)
 
 
-def _mark(rows: _Rows, values: FloatArray, marked: Int64Array, pixels: int) -> PlotMarks:
+def _pick_marks(rows: _Rows, values: FloatArray, marked: Int64Array, pixels: int) -> PlotMarks:
     """Return marks at rows; where several would cover each other, one of them."""
     if len(marked) > pixels:
         pixel = ((rows.us[marked] - rows.low) / max(rows.high - rows.low, 1) * pixels).astype(
@@ -820,7 +820,7 @@ def _mark(rows: _Rows, values: FloatArray, marked: Int64Array, pixels: int) -> P
     )
 
 
-def _band(
+def _make_band(
     rows: _Rows, row_numbers: Int64Array, lower: FloatArray, upper: FloatArray, pixels: int
 ) -> Band | None:
     good = np.isfinite(lower[row_numbers]) & np.isfinite(upper[row_numbers])
@@ -839,7 +839,7 @@ def _band(
 # -- states ----------------------------------------------------------------------------------------
 
 
-def _state_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iterator[Row]:
+def _make_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iterator[Row]:
     is_thinned = False
     states = rows.table[column].combine_chunks().dictionary_encode(null_encoding="encode")
     names = [
@@ -849,7 +849,7 @@ def _state_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iter
     for position, name, series_rows in rows.by_series():
         current_rows = np.arange(series_rows.start, series_rows.stop)
         current_rows = current_rows[rows.current[series_rows] == current_rows]
-        spans = _spans(
+        spans = _make_spans(
             rows, codes[current_rows], names, current_rows, (rows.high - rows.low) / pixels
         )
         is_thinned = is_thinned or any(span.state == SEVERAL for span in spans)
@@ -862,7 +862,7 @@ def _show_state(state: Any) -> str:
     return str(state).lower() if isinstance(state, bool) else escape_controls(str(state))
 
 
-def _spans(
+def _make_spans(
     rows: _Rows,
     codes: Int64Array,
     names: Sequence[str | None],

@@ -95,10 +95,12 @@ def draw_svg(
             body += _draw_lines(panel, layout, top, bottom, link)
     body += _draw_times(layout) if figure.panels else _draw_nothing(layout)
     body += _draw_notes(layout)
-    return _frame(figure, layout, theme, link is None, "".join(body))
+    return _put_in_frame(figure, layout, theme, link is None, "".join(body))
 
 
-def _frame(figure: Figure, layout: "_Layout", theme: str | None, is_alone: bool, body: str) -> str:
+def _put_in_frame(
+    figure: Figure, layout: "_Layout", theme: str | None, is_alone: bool, body: str
+) -> str:
     name = figure.title or "Chart"
     columns = ", ".join(panel.title for panel in figure.panels)
     label = f"{name}: {columns} over time" if columns else f"{name}: no events"
@@ -175,18 +177,18 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
     talls = [max(height, 15 * count) for count in line_counts]
     for panel, tall in zip(figure.panels, talls, strict=True):
         if panel.rows:
-            labels += [_row_name(row, width) for row in panel.rows]
+            labels += [_cut_row_name(row, width) for row in panel.rows]
             axes.append(None)
             continue
         max_ticks = max(2, min(tall // 22, 10))
         axis = number_axis(panel.low, panel.high, max_ticks, is_whole=panel.is_whole)
         labels += axis.labels
-        names += [_line_name(line, width) for line in panel.lines if _needs_label(figure)]
+        names += [_cut_line_name(line, width) for line in panel.lines if _needs_label(figure)]
         axes.append(axis)
     left_edge = min(max(map(text_width, labels)) + 16, width / 3)
     right_edge = width - min(max(map(text_width, names)) + (22 if max(names) else _EDGE), width / 3)
     heights = tuple(
-        _ROW * (len(panel.rows) + len(_legend(panel, right_edge - left_edge)))
+        _ROW * (len(panel.rows) + len(_lay_out_legend(panel, right_edge - left_edge)))
         if panel.rows
         else tall
         for panel, tall in zip(figure.panels, talls, strict=True)
@@ -195,7 +197,7 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
     top = _EDGE + (24 if figure.title else 0)
     own_notes = [f"times in {figure.zone or 'UTC'}"] if figure.panels else []
     own_notes += [note for panel in figure.panels for note in _note_grey(panel)]
-    notes = _wrap([*own_notes, *figure.notes], width - 2 * _EDGE)
+    notes = _wrap_notes([*own_notes, *figure.notes], width - 2 * _EDGE)
     return _Layout(
         figure=figure,
         width=width,
@@ -213,20 +215,20 @@ def _needs_label(figure: Figure) -> bool:
     return len(figure.series) > 1 or (bool(figure.series[0]) and figure.title != figure.series[0])
 
 
-def _line_name(line: Line, width: int) -> str:
-    return cut_text(line.name, min(24, _fitting(width / 3 - 12)))
+def _cut_line_name(line: Line, width: int) -> str:
+    return cut_text(line.name, min(24, _count_fitting_letters(width / 3 - 12)))
 
 
-def _row_name(row: Row, width: int) -> str:
-    return cut_text(row.name, min(18, _fitting(width / 3 - 6)))
+def _cut_row_name(row: Row, width: int) -> str:
+    return cut_text(row.name, min(18, _count_fitting_letters(width / 3 - 6)))
 
 
-def _fitting(width: float, size: float = SIZE) -> int:
+def _count_fitting_letters(width: float, size: float = SIZE) -> int:
     """Return how many letters fit into a width, with a margin at both sides."""
     return int((width - 2 * _EDGE) / (LETTER * size))
 
 
-def _wrap(notes: Sequence[str], width: float) -> tuple[str, ...]:
+def _wrap_notes(notes: Sequence[str], width: float) -> tuple[str, ...]:
     """Put notes into lines; a note on a mark has its own line, which begins with the mark."""
     lines: list[str] = []
     for note in notes:
@@ -235,16 +237,16 @@ def _wrap(notes: Sequence[str], width: float) -> tuple[str, ...]:
         if lines and not has_mark and text_width(joined, 11) <= width:
             lines[-1] = joined
         else:
-            lines += wrap_text(note, _fitting(width + 2 * _EDGE, 11))
+            lines += wrap_text(note, _count_fitting_letters(width + 2 * _EDGE, 11))
     return tuple(lines)
 
 
-def colour(position: int) -> str:
+def choose_colour(position: int) -> str:
     """Return the colour of a series."""
     return COLOURS[position % len(COLOURS)]
 
 
-def _dash(position: int) -> dict[str, str]:
+def _choose_dash(position: int) -> dict[str, str]:
     dash = _DASHES[position // len(COLOURS) % len(_DASHES)]
     return {"stroke_dasharray": dash} if dash else {}
 
@@ -254,7 +256,7 @@ def _dash(position: int) -> dict[str, str]:
 
 def _draw_title(figure: Figure, layout: _Layout) -> Iterator[str]:
     if figure.title:
-        title = cut_text(figure.title, _fitting(layout.width, 15))
+        title = cut_text(figure.title, _count_fitting_letters(layout.width, 15))
         yield svg("text", title, x=_EDGE, y=_EDGE + 12, font_size=15, font_weight=600)
 
 
@@ -348,7 +350,7 @@ def _draw_lines(
     for line in panel.lines:
         if line.band is not None and len(line.band.us):
             d = _band_path(line.band, layout, y)
-            yield svg("path", d=d, fill=colour(line.position), fill_opacity=0.16)
+            yield svg("path", d=d, fill=choose_colour(line.position), fill_opacity=0.16)
     for line in panel.lines:
         if len(line.us):
             yield from _draw_line(line, layout, y, panel.unit)
@@ -369,18 +371,18 @@ def _draw_line(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str]
         name,
         d=path,
         fill="none",
-        stroke=colour(line.position),
+        stroke=choose_colour(line.position),
         stroke_width=1.6,
         stroke_linejoin="round",
         stroke_linecap="round",
-        **_dash(line.position),
+        **_choose_dash(line.position),
     )
     if ends is not None:
         return
     is_alone = line.is_first & np.append(line.is_first[1:], True)
     is_sparse = len(xs) * _SPARSE < layout.right - layout.left
     for i in range(len(xs)) if is_sparse else np.flatnonzero(is_alone).tolist():
-        tooltip = _tooltip(line.name, int(line.us[i]), float(line.values[i]), unit, layout)
+        tooltip = _make_tooltip(line.name, int(line.us[i]), float(line.values[i]), unit, layout)
         yield svg(
             "circle",
             "",
@@ -388,7 +390,7 @@ def _draw_line(line: Line, layout: _Layout, y: _ToY, unit: str) -> Iterator[str]
             cx=format_pixel(xs[i]),
             cy=format_pixel(ys[i]),
             r=2.4,
-            fill=colour(line.position),
+            fill=choose_colour(line.position),
         )
 
 
@@ -438,12 +440,16 @@ def _draw_marks(
     line: Line, layout: _Layout, y: _ToY, unit: str, link: _Link | None
 ) -> Iterator[str]:
     old, new = line.overridden, line.edited
-    for i, (x, mark_y, line_y) in enumerate(_points(old, layout, y)):
+    for i, (x, mark_y, line_y) in enumerate(_place_marks(old, layout, y)):
         stem = f"M{x},{mark_y}V{line_y}"
         yield svg(
-            "path", d=stem, stroke=colour(line.position), stroke_opacity=0.6, stroke_dasharray="2 2"
+            "path",
+            d=stem,
+            stroke=choose_colour(line.position),
+            stroke_opacity=0.6,
+            stroke_dasharray="2 2",
         )
-        tooltip = _tooltip(
+        tooltip = _make_tooltip(
             line.name, int(old.us[i]), float(old.values[i]), unit, layout, "overridden"
         )
         ring = svg(
@@ -454,25 +460,27 @@ def _draw_marks(
             cy=mark_y,
             r=3,
             fill="none",
-            stroke=colour(line.position),
+            stroke=choose_colour(line.position),
             stroke_opacity=0.8,
         )
-        yield _link(ring, old, i, x, mark_y, link)
-    for i, (x, mark_y, _) in enumerate(_points(new, layout, y)):
-        tooltip = _tooltip(line.name, int(new.us[i]), float(new.values[i]), unit, layout, "edited")
+        yield _add_link(ring, old, i, x, mark_y, link)
+    for i, (x, mark_y, _) in enumerate(_place_marks(new, layout, y)):
+        tooltip = _make_tooltip(
+            line.name, int(new.us[i]), float(new.values[i]), unit, layout, "edited"
+        )
         diamond = svg(
             "path",
             "",
             tooltip if i < _MAX_TOOLTIPS else "",
             d=f"M{x},{mark_y}{_DIAMOND}",
-            fill=colour(line.position),
+            fill=choose_colour(line.position),
             stroke="currentColor",
             stroke_width=0.8,
         )
-        yield _link(diamond, new, i, x, mark_y, link)
+        yield _add_link(diamond, new, i, x, mark_y, link)
 
 
-def _link(mark: str, marks: PlotMarks, row: int, x: str, y: str, link: _Link | None) -> str:
+def _add_link(mark: str, marks: PlotMarks, row: int, x: str, y: str, link: _Link | None) -> str:
     """Return a mark, as a link if it has one; for keyboards the page has these links in a table."""
     if link is None or marks.sequences is None:
         return mark
@@ -481,7 +489,7 @@ def _link(mark: str, marks: PlotMarks, row: int, x: str, y: str, link: _Link | N
     return svg("a", "", target, mark, href=link(int(marks.sequences[row])), tabindex=-1)
 
 
-def _points(marks: PlotMarks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, str]]:
+def _place_marks(marks: PlotMarks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, str, str]]:
     points = zip(
         layout.x(marks.us).tolist(), y(marks.values).tolist(), y(marks.now).tolist(), strict=True
     )
@@ -489,7 +497,9 @@ def _points(marks: PlotMarks, layout: _Layout, y: _ToY) -> Iterator[tuple[str, s
         yield format_pixel(x), format_pixel(mark_y), format_pixel(line_y)
 
 
-def _tooltip(name: str, us: int, value: float, unit: str, layout: _Layout, hint: str = "") -> str:
+def _make_tooltip(
+    name: str, us: int, value: float, unit: str, layout: _Layout, hint: str = ""
+) -> str:
     time = format_moment(us, layout.figure.zone)
     texts = [name, f"{time}: {show_number(value)} {unit}".rstrip(), hint]
     return svg("title", ", ".join(filter(None, texts)))
@@ -511,17 +521,17 @@ def _draw_names(
             "path",
             d=leader,
             fill="none",
-            stroke=colour(line.position),
+            stroke=choose_colour(line.position),
             stroke_opacity=0.5,
             stroke_dasharray="1 2",
         )
         yield svg(
             "text",
-            _line_name(line, layout.width),
+            _cut_line_name(line, layout.width),
             svg("title", line.name),
             x=format_pixel(x + 15),
             y=format_pixel(label_y + 4),
-            fill=colour(line.position),
+            fill=choose_colour(line.position),
         )
 
 
@@ -552,8 +562,8 @@ def _move_apart(positions: Sequence[float], room: float, low: float, high: float
 
 def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
     yield from _draw_head(panel, top)
-    colours = _state_colours(panel)
-    for line in _legend(panel, layout.right - layout.left):
+    colours = _choose_state_colours(panel)
+    for line in _lay_out_legend(panel, layout.right - layout.left):
         for x, state in line:
             legend_x = layout.left + x
             yield svg(
@@ -564,7 +574,7 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
                 height=10,
                 fill=colours[state],
             )
-            name = _state_name(state)
+            name = _cut_state(state)
             x_name, y = format_pixel(legend_x + 14), top + 11
             yield svg("text", name, x=x_name, y=y, font_size=11, fill_opacity=FAINT)
         top += _ROW
@@ -572,7 +582,7 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
         y = top + _ROW * i
         yield svg(
             "text",
-            _row_name(row, layout.width),
+            _cut_row_name(row, layout.width),
             svg("title", row.name),
             x=format_pixel(layout.left - 8),
             y=format_pixel(y + 14),
@@ -583,7 +593,7 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
         yield svg("path", d=base, stroke="currentColor", stroke_opacity=0.13)
         for span in row.spans:
             if panel.is_boolean:
-                fill = None if span.state == SEVERAL else colour(row.position)
+                fill = None if span.state == SEVERAL else choose_colour(row.position)
             else:
                 fill = colours.get(span.state)
             yield from _draw_span(span, fill, panel.is_boolean, layout, y)
@@ -621,13 +631,13 @@ def _count_states(panel: Panel) -> Counter[str]:
     return counts
 
 
-def _state_colours(panel: Panel) -> dict[str, str]:
+def _choose_state_colours(panel: Panel) -> dict[str, str]:
     """Return the colours of the most frequent states, by name; the others are grey."""
     if panel.is_boolean:
         return {}
     counts = _count_states(panel)
     frequent = sorted(counts, key=lambda state: (-counts[state], state))[: len(COLOURS)]
-    return {state: colour(position) for position, state in enumerate(sorted(frequent))}
+    return {state: choose_colour(position) for position, state in enumerate(sorted(frequent))}
 
 
 def _note_grey(panel: Panel) -> Iterator[str]:
@@ -636,16 +646,16 @@ def _note_grey(panel: Panel) -> Iterator[str]:
         yield f"{panel.title}: the {len(COLOURS)} most frequent of {states:,} states have colours"
 
 
-def _state_name(state: str) -> str:
+def _cut_state(state: str) -> str:
     return cut_text(state, 20)
 
 
-def _legend(panel: Panel, width: float) -> list[list[tuple[float, str]]]:
+def _lay_out_legend(panel: Panel, width: float) -> list[list[tuple[float, str]]]:
     """Return the lines of a legend: the x of each state with a colour, and the state."""
     lines: list[list[tuple[float, str]]] = []
     x = width
-    for state in _state_colours(panel):
-        size = text_width(_state_name(state), 11) + 26
+    for state in _choose_state_colours(panel):
+        size = text_width(_cut_state(state), 11) + 26
         if x + size > width:
             lines.append([])
             x = 0.0

@@ -62,26 +62,26 @@ class Style:
 def draw_text(figure: Figure, style: Style) -> str:
     """Return the lines of a picture, each at most `style.width` columns wide."""
     title = [cut_text(style.text(figure.title), style.width)] if figure.title else []
-    notes = [style.text(note.replace(EDITED, f"{_mark(style)} ")) for note in figure.notes]
+    notes = [style.text(note.replace(EDITED, f"{_choose_mark(style)} ")) for note in figure.notes]
     if not figure.panels:
-        return "\n".join([*title, "no events", *_wrap(notes, style)])
+        return "\n".join([*title, "no events", *_wrap_notes(notes, style)])
     panels = list(figure.panels if style.has_colours else _divide(figure))
-    label_width = min(max(_label_width(panel, style) for panel in panels), style.width // 3)
+    label_width = min(max(_measure_labels(panel, style) for panel in panels), style.width // 3)
     columns = max(style.width - label_width - 2, _MIN_COLUMNS)
     times = fit_time_axis(figure.low, figure.high, figure.zone, columns, len)
     lines = title
     for panel in panels:
         lines += _draw_panel(panel, times, style, label_width, columns)
     lines += _draw_times(times, style, label_width, columns)
-    lines += ["", *_wrap([f"times in {figure.zone or 'UTC'}", *notes], style)]
+    lines += ["", *_wrap_notes([f"times in {figure.zone or 'UTC'}", *notes], style)]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _wrap(notes: Sequence[str], style: Style) -> list[str]:
+def _wrap_notes(notes: Sequence[str], style: Style) -> list[str]:
     return [line for note in notes for line in wrap_text(note, style.width)]
 
 
-def _mark(style: Style) -> str:
+def _choose_mark(style: Style) -> str:
     """Return the mark of an edited value."""
     return "#" if style.is_ascii else EDITED.strip()
 
@@ -96,7 +96,7 @@ def _divide(figure: Figure) -> Iterator[Panel]:
             yield replace(panel, title=f"{panel.title}, {line.name}", lines=(line,))
 
 
-def _colour(text: str, position: int, style: Style) -> str:
+def _add_colour(text: str, position: int, style: Style) -> str:
     if not style.has_colours:
         return text
     return f"\x1b[38;5;{_COLOURS[position % len(_COLOURS)]}m{text}\x1b[0m"
@@ -105,21 +105,21 @@ def _colour(text: str, position: int, style: Style) -> str:
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def _axis_rows(style: Style) -> int:
+def _count_ticks(style: Style) -> int:
     return max(2, style.height // 2)
 
 
-def _label_width(panel: Panel, style: Style) -> int:
+def _measure_labels(panel: Panel, style: Style) -> int:
     if panel.rows:
         return max(min(cell_width(style.text(row.name)), _MAX_LABEL) for row in panel.rows)
-    axis = number_axis(panel.low, panel.high, _axis_rows(style), is_whole=panel.is_whole)
+    axis = number_axis(panel.low, panel.high, _count_ticks(style), is_whole=panel.is_whole)
     return max(map(len, axis.labels), default=0)
 
 
 def _draw_panel(
     panel: Panel, times: TimeAxis, style: Style, label_width: int, columns: int
 ) -> Iterator[str]:
-    axis = number_axis(panel.low, panel.high, _axis_rows(style), is_whole=panel.is_whole)
+    axis = number_axis(panel.low, panel.high, _count_ticks(style), is_whole=panel.is_whole)
     unit = f" ({panel.unit})" if panel.unit else ""
     hint = f" from {axis.base:,.15g}" if axis.base and not panel.rows else ""
     hint += f" x10^{axis.exponent}" if axis.exponent and not panel.rows else ""
@@ -156,7 +156,7 @@ def _draw_legend(lines: Sequence[Line], style: Style) -> Iterator[str]:
         if legend and width + cell_width(text) + 2 > style.width:
             yield legend
             width, legend = 0, ""
-        legend += ("  " if legend else "") + _colour(text, line.position, style)
+        legend += ("  " if legend else "") + _add_colour(text, line.position, style)
         width += cell_width(text) + 2
     yield legend
 
@@ -194,7 +194,7 @@ class _Canvas:
             self._join(x, y, stop, y, line.position)
             if goes_on:
                 self._join(stop, y, stop, ys[i + 1], line.position)
-        mark = _mark(self._style)
+        mark = _choose_mark(self._style)
         marks = zip(rows(line.edited.values), columns(line.edited.us), strict=True)
         for y, x in marks:
             cell = y // self._down, x // self._across
@@ -217,7 +217,7 @@ class _Canvas:
             runs = groupby(zip(self._positions[row].tolist(), chars, strict=True), lambda c: c[0])
             runs_of_text = ((position, "".join(char for _, char in run)) for position, run in runs)
             yield "".join(
-                text if position < 0 else _colour(text, position, self._style)
+                text if position < 0 else _add_colour(text, position, self._style)
                 for position, text in runs_of_text
             )
 
@@ -241,11 +241,12 @@ def _draw_states(
     bar = "|" if style.is_ascii else "\N{BOX DRAWINGS LIGHT VERTICAL}"
     for row in panel.rows:
         name = cut_text(style.text(row.name), min(label_width, _MAX_LABEL))
-        cells = _state_cells(row, times, style, columns, panel.is_boolean)
-        yield f"{pad(name, label_width, to_right=True)} {bar}{_colour(cells, row.position, style)}"
+        cells = _draw_spans(row, times, style, columns, panel.is_boolean)
+        coloured = _add_colour(cells, row.position, style)
+        yield f"{pad(name, label_width, to_right=True)} {bar}{coloured}"
 
 
-def _state_cells(row: Row, times: TimeAxis, style: Style, columns: int, is_boolean: bool) -> str:
+def _draw_spans(row: Row, times: TimeAxis, style: Style, columns: int, is_boolean: bool) -> str:
     true, false, several, dash = "#_?-" if style.is_ascii else "█▁▒─"
     cells = [" "] * columns
     for span in row.spans:

@@ -156,9 +156,9 @@ class _Widening(Revision):
         """Copy the last files and name all; raise _NothingToWiden if nothing has to change."""
         if self._owner is not None:
             AccessCheck(context.settings.policy, self._owner).require("own", _TO_DO)
-        values = self._resolve(snapshot)
+        self._resolve(snapshot)
         narrow = self._find_narrow(snapshot)
-        if values == snapshot.values and not narrow:
+        if self._values == snapshot.values and not narrow:
             raise _NothingToWiden
         for file in self._find_due(narrow):
             self._copy(snapshot, file)
@@ -175,8 +175,8 @@ class _Widening(Revision):
             columns=self._types,
         )
 
-    def _resolve(self, snapshot: Snapshot) -> list[pa.Field]:
-        """Return the value columns with their new types; raise IncompatibleValue as 35.4 says."""
+    def _resolve(self, snapshot: Snapshot) -> None:
+        """Give the value columns their new types; raise IncompatibleValue as 35.4 says."""
         fields_by_name = {field.name.lower(): field for field in snapshot.values}
         for field in self._columns:
             stored = fields_by_name.get(field.name.lower())
@@ -188,16 +188,14 @@ class _Widening(Revision):
                     "correct the name, or add the column with add_columns",
                 )
             fields_by_name[field.name.lower()] = widen_field(stored, field)
-        values = list(fields_by_name.values())
+        self._values = list(fields_by_name.values())
         types = {
             field.name: field.type
-            for field in values
+            for field in self._values
             if field.name.lower() in {column.name.lower() for column in self._columns}
         }
         if types != self._types:
             self._types, self._copies, self._is_narrow = types, {}, {}
-        self._values = values
-        return values
 
     def _find_narrow(self, snapshot: Snapshot) -> list[DataFile]:
         """Return the files with a column that not every reader reads as its new type."""

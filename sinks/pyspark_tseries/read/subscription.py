@@ -15,7 +15,6 @@ from pyspark_tseries.model.arrays import (
     MIN_NUMBER,
     Int64Array,
     Key,
-    KeyRange,
     encode_runs,
     sort_keys,
     split_keys,
@@ -248,8 +247,7 @@ class Subscription:
             return replace(end, commit=int(commits[last]), seen=seen + int(events_up_to[last]))
         # Not even one commit fits, so the batch ends within it.
         commit = int(commits[0])
-        after = start.after if commit == start.commit + 1 else None
-        key = self._find_key(snapshot, commit, after, max_events)
+        key = self._find_key(snapshot, start, commit, max_events)
         return replace(end, commit=commit - 1, after=key, seen=seen + max_events)
 
     def plan_tasks(self, start: Position, end: Position) -> list[Delivery]:
@@ -354,10 +352,10 @@ class Subscription:
         commits = start.commit + 1, commit
         return self._read_commits(snapshot, columns, commits, filter_after(start))
 
-    def _find_key(self, snapshot: Snapshot, commit: int, after: Key | None, number: int) -> Key:
-        """Return the key of the event `number`, from 1, of `commit` after the key `after`."""
-        expression = None if after is None else KeyRange((after[0], after[1] + 1)).expression()
-        rows = self._read_commits(snapshot, ("series", "sequence"), (commit, commit), expression)
+    def _find_key(self, snapshot: Snapshot, start: Position, commit: int, number: int) -> Key:
+        """Return the key of the event `number`, from 1, of `commit` after `start`."""
+        columns = ("commit", "series", "sequence")
+        rows = self._read_commits(snapshot, columns, (commit, commit), filter_after(start))
         names, codes = encode_runs(rows["series"])
         sequence = to_int64(rows["sequence"])
         row = int(sort_keys(codes, sequence)[number - 1])

@@ -23,6 +23,7 @@ from pyspark_tseries.model.series_index import SeriesIndex, make_full_table, nex
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.storage.snapshot import readable_metadata, write_head
+from pyspark_tseries.store.log import Log
 from pyspark_tseries.store.log_entries import NewEntry, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
 from pyspark_tseries.write.batch import PreparedCommit
@@ -138,16 +139,13 @@ def add_columns(store: Store, requested: Sequence[pa.Field]) -> None:
         StoreBusy: other clients won all attempts.
     """
 
-    def attempt() -> bool:
-        with store.commit_lock() as log:
-            existing_names = {name.lower() for name in pa.schema(log.table.schema()).names}
-            new = [field for field in requested if field.name.lower() not in existing_names]
-            if new:
-                log.add_columns(pa.schema(new))
-                store.refresh()
-        return True
+    def change(log: Log) -> None:
+        existing_names = {name.lower() for name in pa.schema(log.table.schema()).names}
+        new = [field for field in requested if field.name.lower() not in existing_names]
+        if new:
+            log.add_columns(pa.schema(new))
 
-    store.retry(attempt, store.retrying.commits)
+    _change_table(store, change)
 
 
 def set_units(store: Store, units: Mapping[str, str]) -> None:
@@ -157,24 +155,27 @@ def set_units(store: Store, units: Mapping[str, str]) -> None:
         StoreBusy: other clients won all attempts.
     """
 
-    def attempt() -> bool:
-        with store.commit_lock() as log:
-            for field in store.values:
-                unit = units.get(field.name)
-                if unit is not None and unit != (find_unit(field) or ""):
-                    log.set_unit(field.name, unit)
-                    store.refresh()
-        return True
+    def change(log: Log) -> None:
+        for field in store.values:
+            unit = units.get(field.name)
+            if unit is not None and unit != (find_unit(field) or ""):
+                log.set_unit(field.name, unit)
+                store.refresh()
 
-    store.retry(attempt, store.retrying.commits)
+    _change_table(store, change)
 
 
 def allow_local_times(store: Store) -> None:
     """Let the table have columns of the type timestamp_ntz; raise as `add_columns` does."""
+    _change_table(store, Log.allow_local_times)
+
+
+def _change_table(store: Store, change: Callable[[Log], None]) -> None:
+    """Change the columns of the table, again after a lost race; `change` gets the current log."""
 
     def attempt() -> bool:
         with store.commit_lock() as log:
-            log.allow_local_times()
+            change(log)
             store.refresh()
         return True
 
