@@ -11,7 +11,7 @@ from pyspark.sql import Row, SparkSession
 
 from pyspark_timestream import OptionError, explain_time
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client.broker import load_topic_settings
+from pyspark_timestream.kafka.topic_settings import load_topic_settings
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -77,7 +77,7 @@ class DefaultSource(DataSource):
         self._topic_settings: dict[str, str] = {}
         if "timesettings" in map(str.lower, options) and _read_transport_name(options) == "kafka":
             # Imported late: a clock needs no Kafka library.
-            from pyspark_timestream.kafka.client.broker import load_topic_settings
+            from pyspark_timestream.kafka.topic_settings import load_topic_settings
 
             self._topic_settings = load_topic_settings(options)
 

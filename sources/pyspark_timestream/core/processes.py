@@ -1,7 +1,8 @@
 """Processes of both packages: how a command ends, what a fork begins anew, how a stream is ended.
 
-Beside these stand the helpers of a process: pandas left out, the wall clock, and `lazy`, a property
-that holds no lock of all threads.
+Beside these stand the helpers of a process: pandas left out, the wall clock, `lazy`, a property
+that holds no lock of all threads, and the optional libraries that the installation compiles from C,
+next to their sources. Without a library its module does the same work in Python, slower.
 
 Spark runs a stream's reader in a separate process beside the driver, and gives the program that
 started the query no way to reach it. Both run on one machine, as one user and with the driver's
@@ -10,8 +11,11 @@ the stream's id. The request is only a signal: the offset records the end.
 """
 
 import contextlib
+import ctypes
 import functools
+import hashlib
 import io
+import logging
 import os
 import re
 import signal
@@ -23,6 +27,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TextIO, TypeVar, cast, overload
 from weakref import WeakSet
+
+from pyspark_timestream.errors import compose_message
 
 T = TypeVar("T")
 
@@ -271,3 +277,71 @@ def _is_own(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+# -- compiled libraries ----------------------------------------------------------------------------
+
+_LOG: Final = logging.getLogger(__name__)
+
+NATIVE_VARIABLE: Final = "TIMESTREAM_NATIVE"
+"""The environment variable that lets a user choose; see `load_compiled`."""
+
+Library = TypeVar("Library")
+
+
+def load_compiled(
+    library: Path, source: Path, name: str, declare: Callable[[Any], Library]
+) -> Library | None:
+    """Load a library; None if it was not built, comes from another source, or is disabled.
+
+    `TIMESTREAM_NATIVE` disables it with `0` and requires it with `1`; if that is unset or empty,
+    the library is used if it is available.
+
+    Args:
+        library: the compiled file.
+        source: the C file that it must have been compiled from.
+        name: what it is called in messages, with its article.
+        declare: returns the functions of the loaded library; raises ValueError or AttributeError
+            if they are not those that it knows.
+
+    Raises:
+        RuntimeError: `TIMESTREAM_NATIVE` has another value, or is `1` without a usable library.
+    """
+    wish = os.environ.get(NATIVE_VARIABLE) or ""
+    if wish not in ("", "0", "1"):
+        raise RuntimeError(
+            compose_message(
+                f"environment variable 'TIMESTREAM_NATIVE': '{wish}' is not a choice",
+                "0 (do without the native reader), 1 (insist on it), or nothing",
+                "set it to 0 or 1, or unset it, on the driver and the executors",
+            )
+        )
+    if wish == "0":
+        return None
+    try:
+        loaded = ctypes.CDLL(str(library))
+        _check_digest(loaded, library, source)
+        return declare(loaded)
+    except (OSError, AttributeError, ValueError) as error:
+        if wish == "1":
+            raise RuntimeError(
+                f"TIMESTREAM_NATIVE is 1, but {name} cannot be used: {error}; install "
+                "timestream again where a C compiler is, or set TIMESTREAM_NATIVE to 0"
+            ) from error
+        if library.exists():
+            _LOG.warning("going on without %s, which is slower: %s", name, error)
+        return None
+
+
+def declare_function(function: Any, result: Any, *arguments: Any) -> Any:
+    """Set the types of a C function; return it."""
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def _check_digest(loaded: Any, library: Path, source: Path) -> None:
+    expected = hashlib.sha256(source.read_bytes()).hexdigest().encode()
+    # The first libraries had no digest.
+    digest = getattr(loaded, "native_source_digest", None)
+    if digest is None or declare_function(digest, ctypes.c_char_p)() != expected:
+        raise ValueError(f"{library} was built from another version of {source.name}")

@@ -20,16 +20,13 @@ from fuzz.mutations import TEXTS, damage_json_text, damage_text
 from pyspark_timestream.clock.options import TimeOptions, read_time_options
 from pyspark_timestream.core.options import OptionSpec, is_secret, option_specs
 from pyspark_timestream.kafka.decode.where import resolve
-from pyspark_timestream.kafka.options.checks import (
-    parse_settings,
-    read_kafka_options,
-    read_topic_settings,
-)
+from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import JVM_ONLY, PREFIX, REGISTRY_KEYS, RUNS_CODE
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import SettingsSource
 from pyspark_timestream.kafka.options.where import WHERE
 from pyspark_timestream.kafka.registry import load_schemas
+from pyspark_timestream.kafka.topic_settings import parse_settings, read_topic_settings
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_tseries.options import (
     ReadOptions,

@@ -3,10 +3,6 @@
 Every request is repeated while its error is retriable (see `client.errors`): until a broker has
 answered for the first time, for the user's connect timeout; after that, as long as Kafka's Java
 client does. A failure that outlasts this ends the query with `BrokerUnreachable` (semantics 9.1).
-
-This module also reads the descriptions of topics for option `timeSettings`, once, when the query is
-built. Their settings travel with the query's options, so that no task and no later process can see
-another description (14.5).
 """
 
 import logging
@@ -14,12 +10,8 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import (
     Consumer,
     IsolationLevel,
@@ -30,8 +22,6 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from pyspark_timestream.core.options import read_options
-from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.consumer import (
     Pool,
@@ -51,25 +41,9 @@ from pyspark_timestream.kafka.client.errors import (
     failed_request_error,
     is_login_refused,
 )
-from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks
-from pyspark_timestream.kafka.options.checks import (
-    merge_topic_settings,
-    parse_settings,
-    read_topic_settings,
-    select_settings,
-)
-from pyspark_timestream.kafka.options.keys import read_client_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.parsers import (
-    ASSIGN,
-    EARLIEST,
-    SUBSCRIBE,
-    TIME_SETTINGS,
-    SettingsSource,
-)
-from pyspark_timestream.kafka.ranges import OffsetRange, Partition
+from pyspark_timestream.kafka.ranges import Partition
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
@@ -417,120 +391,3 @@ def acquire_broker(options: KafkaOptions, group: str) -> AbstractContextManager[
 def _name_topics(topics: Set[str]) -> str:
     names = ", ".join(f"'{topic}'" for topic in sorted(topics)[:3])
     return f"topic {names}" if len(topics) == 1 else f"topics {names}" + ", ..." * (len(topics) > 3)
-
-
-_NEEDED: Final = ColumnSet(keys=True, values=True)
-_REQUESTS: Final = (
-    "kafkaConsumer.connectTimeoutMs",
-    "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "groupIdPrefix",
-)
-"""The options that apply to every request to a broker."""
-
-
-def load_topic_settings(raw: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings, option name -> text, that the query takes from its topics' description.
-
-    Return nothing without `timeSettings`, or if its text or the topics' names cannot be parsed: a
-    later check refuses the options then.
-    """
-    query_options = {name.lower(): text for name, text in raw.items()}
-    try:
-        source = TIME_SETTINGS.parse(query_options["timesettings"])
-        topics = _list_topics(query_options)
-    except (KeyError, ValueError):
-        return {}
-    by_topic = _read_file(source) if source.path else _read_topic(source, topics, query_options)
-    descriptions = {
-        topic: read_topic_settings(by_topic[topic], topic, source) if topic in by_topic else None
-        for topic in topics
-    }
-    return select_settings(query_options, merge_topic_settings(descriptions, source))
-
-
-def _list_topics(query_options: Mapping[str, str]) -> list[str]:
-    """Return the topics that the options name, sorted; raise a KeyError if they name none."""
-    if "assign" in query_options:
-        return sorted({partition.topic for partition in ASSIGN.parse(query_options["assign"])})
-    return sorted(SUBSCRIBE.parse(query_options["subscribe"]))
-
-
-def _read_file(source: SettingsSource) -> Mapping[str, Any]:
-    try:
-        content = Path(source.path or "").read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _error(
-            f"cannot read '{source}' on the driver ({reason})",
-            "create the file, or correct the path",
-        ) from None
-    by_topic = parse_settings(content, f"the file '{source}'")
-    if not isinstance(by_topic, dict):
-        raise _error(
-            f"the file '{source}' is not a JSON object of topics",
-            'write {"TOPIC": {"ctiFrequency": "1"}}',
-        )
-    return by_topic
-
-
-def _read_topic(
-    source: SettingsSource, topics: Collection[str], query_options: Mapping[str, str]
-) -> Mapping[str, Any]:
-    """Return the last description of each of `topics`; a record without a value removes one."""
-    names = {name.lower() for name in _REQUESTS}
-    requests = read_options(
-        KafkaOptions, {name: query_options[name] for name in names & query_options.keys()}
-    )
-    options = replace(
-        requests,
-        client=read_client_settings(query_options),
-        subscribe=(source.topic or "",),
-        starting_offsets=EARLIEST,
-    )
-    group = f"{options.group_prefix}-time-settings"
-    with acquire_broker(options, group) as broker:
-        partitions = broker.partitions()
-        if not partitions:
-            raise _error(f"topic '{source.topic}' does not exist", "create it, compacted")
-        ends = broker.ends(partitions)
-        earliest = broker.earliest(ends)
-    reader = RangeReader(options, group)
-    descriptions: dict[str, tuple[Partition, bytes]] = {}
-    try:
-        for partition, end in sorted(ends.items()):
-            offset_range = OffsetRange(partition, earliest.get(partition, end), end)
-            for topic, value in _read_last_values(reader, offset_range, topics).items():
-                if topic in descriptions and descriptions[topic][1] != value:
-                    raise _error(
-                        f"topic '{source.topic}' has different descriptions of topic '{topic}' in "
-                        f"partitions {descriptions[topic][0].number} and {partition.number}",
-                        "produce a record with that key and no value to the outdated partition",
-                    )
-                descriptions[topic] = partition, value
-    finally:
-        reader.close()
-    return {
-        topic: parse_settings(value, f"the description of topic '{topic}' in '{source}'")
-        for topic, (_, value) in descriptions.items()
-    }
-
-
-def _read_last_values(
-    reader: RangeReader, offset_range: OffsetRange, topics: Collection[str]
-) -> dict[str, bytes]:
-    """Return the value of the last record with each key in `topics`, if it has a value."""
-    keys = pa.array([topic.encode() for topic in topics], pa.binary())
-    last_values: dict[str, bytes | None] = {}
-    for block in reader.read(offset_range, _NEEDED):
-        assert block.keys is not None
-        assert block.values is not None
-        hits = pc.is_in(block.keys, value_set=keys)
-        for key, value in zip(block.keys.filter(hits), block.values.filter(hits), strict=True):
-            last_values[key.as_py().decode()] = value.as_py()
-    return {topic: value for topic, value in last_values.items() if value is not None}
-
-
-def _error(problem: str, next_step: str) -> OptionError:
-    return OptionError("timeSettings", problem, TIME_SETTINGS.accepts, next_step)

@@ -2,28 +2,19 @@
 
 Batch reads, streams with an ending option, and replays start at earliest by default. A batch read
 ignores the options of streams.
-
-A topic may set the options of its own time (option `timeSettings`): a JSON object of option names
-and texts, which says what its events mean, and nothing about a connection or a run. A query takes
-each of them that it does not set itself, unless one of its own options excludes it (semantics
-14.5).
 """
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.core.instants import TICK_US, format_instant
 from pyspark_timestream.core.options import (
-    OptionSpec,
-    make_object,
     option_specs,
-    quote_setting,
     read_options,
 )
-from pyspark_timestream.errors import OptionError, shorten
+from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.keys import (
     FOREIGN_PREFIX,
     PREFIX,
@@ -31,7 +22,7 @@ from pyspark_timestream.kafka.options.keys import (
     read_registry_settings,
 )
 from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
-from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency, SettingsSource
+from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency
 from pyspark_timestream.kafka.options.reading import (
     LATEST_SCHEMA,
     SCHEMA_FORMATS,
@@ -174,7 +165,7 @@ def _check_subject(rules: PayloadRules) -> None:
         )
 
 
-_OPTIONS_BY_SHAPE: Final[Mapping[str, tuple[str, ...]]] = {
+OPTIONS_BY_SHAPE: Final[Mapping[str, tuple[str, ...]]] = {
     "point": (),
     "interval": ("endTime",),
     "edge": ("endTime", "edge"),
@@ -290,7 +281,7 @@ def _check_replay_window(options: KafkaOptions) -> None:
 
 def _check_shape(options: KafkaOptions, plain: Mapping[str, str]) -> None:
     """Check that an interval has an end time, an edge also its kind, and a point neither."""
-    needs = _OPTIONS_BY_SHAPE[options.shape]
+    needs = OPTIONS_BY_SHAPE[options.shape]
     for name in ("endTime", "edge"):
         value = plain.get(name.lower())
         if name in needs and value is None:
@@ -388,172 +379,3 @@ def list_ignored_in_batch(set_names: Collection[str]) -> list[str]:
     """Return the options that have no effect in a batch read, among the lower-cased `set_names`."""
     names = (name for name, spec in SPECS.items() if spec.effect == "stream")
     return [name for name in names if name.lower() in set_names]
-
-
-_TIME_SETTINGS: Final = "timeSettings"
-_SETTINGS_TEXT: Final = (
-    "a JSON object for each topic, such as "
-    '{"startTime": "field:at", "ctiFrequency": "1", "ctiDelay": "20 seconds"}'
-)
-_CORRECT_THERE: Final = f"correct it there, or leave '{_TIME_SETTINGS}' out"
-
-
-TOPIC_SETTINGS: Final = (
-    "startTime",
-    "endTime",
-    "edge",
-    "eventShape",
-    "timeUnit",
-    "ctiFrequency",
-    "ctiDelay",
-    "advanceTime",
-    "ctiHeader",
-    "writerFrom",
-    "writers",
-    "writerGrace",
-    "writerTimeout",
-    "maxFuture",
-    "futurePolicy",
-    "violationPolicy",
-)
-"""The options that define the time of a topic, and that a description may therefore hold."""
-
-
-def parse_settings(content: bytes, subject: str) -> Any:
-    """Parse JSON; `subject` names it in messages.
-
-    Raises:
-        OptionError: it is not JSON in UTF-8, or an object has a name twice.
-    """
-    try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=make_object)
-    except (ValueError, RecursionError) as error:
-        raise _settings_error(f"{subject} is not JSON ({shorten(str(error))})") from None
-
-
-def read_topic_settings(description: Any, topic: str, source: SettingsSource) -> dict[str, str]:
-    """Return the description of `topic`: option name -> canonical text, ordered as the options.
-
-    `description` is the parsed JSON from `source`.
-
-    Raises:
-        OptionError: it is not an object, it names an option of another kind, or a value cannot be
-            read.
-    """
-    subject = f"the description of topic '{topic}' in '{source}'"
-    if not isinstance(description, Mapping):
-        raise _settings_error(f"{subject} is not a JSON object")
-    names = {name.lower(): name for name in TOPIC_SETTINGS}
-    texts: dict[str, str] = {}
-    for key, value in description.items():
-        name = names.get(key.lower())
-        if name is None:
-            raise OptionError(
-                _TIME_SETTINGS,
-                f"{subject} has '{shorten(key)}', which is not a setting of a topic's time",
-                ", ".join(TOPIC_SETTINGS),
-                "remove it there; set other options in the query",
-            )
-        if name in texts:
-            raise _settings_error(f"{subject} has '{name}' twice")
-        texts[name] = _read_setting(SPECS[name], value, subject)
-    return {name: texts[name] for name in TOPIC_SETTINGS if name in texts}
-
-
-def _read_setting(spec: OptionSpec, value: Any, subject: str) -> str:
-    problem = "neither a string nor a whole number"
-    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
-        try:
-            text = spec.text_of(spec.parser.parse(str(value)))
-            if text is not None:
-                return text
-            problem = "it means that the option is not set"
-        except ValueError as error:
-            problem = str(error)
-    quoted = shorten(json.dumps(value, ensure_ascii=False))
-    raise OptionError(
-        _TIME_SETTINGS,
-        f"{subject}: cannot read '{spec.name}': {quoted} ({problem})",
-        spec.parser.accepts,
-        _CORRECT_THERE,
-    )
-
-
-def merge_topic_settings(
-    settings_by_topic: Mapping[str, Mapping[str, str] | None], source: SettingsSource
-) -> Mapping[str, str]:
-    """Return the description that all topics of a query share.
-
-    Raises:
-        OptionError: a topic has no description, or two topics have different ones.
-    """
-    for topic, settings in settings_by_topic.items():
-        if settings is None:
-            where = f"with the key '{topic}'"
-            step = f"produce one {where}" if source.topic else f"add one {where}"
-            raise _settings_error(
-                f"'{source}' has no description of topic '{topic}'",
-                f"{step}, or leave '{_TIME_SETTINGS}' out and set the options in the query",
-            )
-    (first_topic, first_settings), *others = (
-        (topic, settings or {}) for topic, settings in settings_by_topic.items()
-    )
-    for topic, settings in others:
-        for name in TOPIC_SETTINGS:
-            chosen_text, text = first_settings.get(name), settings.get(name)
-            if chosen_text != text:
-                raise _settings_error(
-                    f"'{source}' describes topics '{first_topic}' and '{topic}' differently: "
-                    f"'{name}' is {quote_setting(chosen_text)} and {quote_setting(text)}",
-                    "read each topic in a query of its own, or make their descriptions equal",
-                )
-    return first_settings
-
-
-def select_settings(
-    query_options: Mapping[str, str], topic_settings: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the settings that a query takes from the description of its topics.
-
-    `query_options` are the query's own options by their lower-cased names.
-    """
-    excluded = _find_excluded(query_options)
-    return {
-        name: text
-        for name, text in topic_settings.items()
-        if name.lower() not in query_options and name not in excluded
-    }
-
-
-def _find_excluded(query_options: Mapping[str, str]) -> set[str]:
-    """Return the topic settings that the query's own options exclude."""
-    excluded = {
-        name
-        for name in TOPIC_SETTINGS
-        for other_name, spec in SPECS.items()
-        if other_name.lower() in query_options
-        and (other_name in SPECS[name].excludes or name in spec.excludes)
-    }
-    shape = _read_choice(query_options, "eventShape")
-    if shape is not None:
-        excluded |= {"endTime", "edge"}.difference(_OPTIONS_BY_SHAPE[shape])
-    preset = _read_choice(query_options, "advanceTime")
-    if preset not in (None, "UnorderedStartTime"):
-        excluded.add("ctiDelay")
-    return excluded
-
-
-def _read_choice(query_options: Mapping[str, str], name: str) -> str | None:
-    """Return the value of one of the query's own options.
-
-    None if it is not set, or cannot be read: a later check refuses it then.
-    """
-    text = query_options.get(name.lower())
-    try:
-        return None if text is None else SPECS[name].parser.parse(text)
-    except ValueError:
-        return None
-
-
-def _settings_error(problem: str, next_step: str = _CORRECT_THERE) -> OptionError:
-    return OptionError(_TIME_SETTINGS, problem, _SETTINGS_TEXT, next_step)

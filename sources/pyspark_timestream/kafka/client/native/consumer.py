@@ -19,10 +19,10 @@ import confluent_kafka.cimpl
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
+from pyspark_timestream.core.processes import NATIVE_VARIABLE, declare_function, load_compiled
 from pyspark_timestream.kafka.client.bounded import close_with_timeout
 from pyspark_timestream.kafka.client.consumer import MAX_BLOCK_RECORDS, ConsumerError, PollResult
 from pyspark_timestream.kafka.client.errors import ClientLog
-from pyspark_timestream.kafka.compiled import CHOICE, declare_function, load_compiled
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
@@ -100,7 +100,11 @@ class NativeReader(NamedTuple):
 @functools.cache
 def warn_of_slow_reading() -> None:
     """Warn, once in a driver, that the native reader is missing, unless the user chose that."""
-    if load_native_reader() is None and not LIBRARY_PATH.exists() and not os.environ.get(CHOICE):
+    if (
+        load_native_reader() is None
+        and not LIBRARY_PATH.exists()
+        and not os.environ.get(NATIVE_VARIABLE)
+    ):
         _LOG.warning(
             "this installation has no native reader, so records take more of "
             "the processor to read; next step: install pyspark-timestream from a wheel for this "

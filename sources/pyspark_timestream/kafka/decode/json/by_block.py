@@ -32,7 +32,7 @@ import pyarrow.json
 
 from pyspark_timestream.core.arrow import MAX_DIGITS, MAX_WIDE_DIGITS, find_long_decimals
 from pyspark_timestream.core.instants import Mask
-from pyspark_timestream.kafka.compiled import declare_function, load_compiled
+from pyspark_timestream.core.processes import declare_function, load_compiled
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
     build_block,

@@ -11,18 +11,18 @@ from timestream.builders import GIVEN
 from pyspark_timestream.core.checkpoint import FORMAT_VERSION
 from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
-from pyspark_timestream.kafka.client.broker import load_topic_settings
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
-from pyspark_timestream.kafka.options.checks import (
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import SPECS
+from pyspark_timestream.kafka.options.parsers import TIME_SETTINGS
+from pyspark_timestream.kafka.topic_settings import (
     TOPIC_SETTINGS,
+    load_topic_settings,
     merge_topic_settings,
     parse_settings,
-    read_kafka_options,
     read_topic_settings,
     select_settings,
 )
-from pyspark_timestream.kafka.options.options import SPECS
-from pyspark_timestream.kafka.options.parsers import TIME_SETTINGS
 from pyspark_timestream.source import DefaultSource
 
 FILE = TIME_SETTINGS.parse("/etc/times.json")
