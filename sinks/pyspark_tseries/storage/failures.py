@@ -180,7 +180,7 @@ def _explain_rights(path: str | None, root: str | None) -> str:
     entry = os.stat(nearest)
     remedy = (
         "allow this user to read and write there"
-        if root is None
+        if root is None or not os.path.exists(root)  # A store that is to be made has no group yet.
         else f"give the group the store with: chmod -R g+rwXs {shlex.quote(root)} (what is made in "
         "it later inherits that)"
     )

@@ -311,6 +311,16 @@ def test_missing_rights_beside_a_store_advise_no_change_of_the_store(tmp_path):
     assert f"chmod -R g+rwXs {store} " in within
 
 
+def test_missing_rights_where_a_store_is_to_be_made_advise_no_change_of_what_is_not_there(tmp_path):
+    (tmp_path / "data").mkdir()
+    new, code = tmp_path / "data" / "new", errno.EACCES
+    error = OSError(code, os.strerror(code), str(new))
+    step = explain_failure(parse_location(str(new)), error, is_new=True).next_step
+    assert f"'{tmp_path}/data' is d" in step
+    assert "allow this user" in step
+    assert "chmod" not in step
+
+
 def test_error_that_is_not_of_the_storage_stays_as_it_is(tmp_path):
     location = new_store(tmp_path / "s")._store.location
     for error in (FileNotFoundError(errno.ENOENT, "gone", "x"), UnusableStore("x"), ValueError()):
