@@ -728,7 +728,14 @@ def _read_columns(rows: Any) -> list[tuple[Any, Column]]:
     if pandas is not None and isinstance(rows, pandas.DataFrame):
         return _read_pandas(rows)
     if hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__"):
-        return _read_columns(pa.table(rows))
+        try:
+            return _read_columns(pa.table(rows))
+        except pa.ArrowInvalid as error:  # It is one column, or its rows cannot be read.
+            raise IncompatibleValue(
+                f"{type(rows).__name__} has no rows: {error}",
+                ROWS,
+                "make a frame of it, such as with frame[['series', 'celsius']]",
+            ) from error
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
         return _read_mappings(rows)
     is_list = isinstance(rows, list | tuple)

@@ -164,6 +164,12 @@ def _parse_columns(columns: str | Iterable[str] | None) -> tuple[str, ...] | Non
 
 
 def _check_units(units: Mapping[str, str], shape: Shape) -> dict[str, str]:
+    if not isinstance(units, Mapping):
+        raise InvalidQuery(
+            f"units {show_value(units)} are no units of columns",
+            "a mapping of names to texts, such as {'celsius': '°C'}",
+            "correct it",
+        )
     for name, unit in units.items():
         if name not in shape.values or not isinstance(unit, str):
             raise InvalidQuery(

@@ -388,6 +388,7 @@ def test_what_cannot_be_drawn_is_refused_with_what_can():
         ({"columns": [1]}, "columns [1] are no names of columns"),
         ({"units": {"w": "m"}}, "units: 'w' has no unit 'm' in this result; accepted: texts for"),
         ({"units": {"v": 1}}, "units: 'v' has no unit 1 in this result"),
+        ({"units": 5}, "units 5 are no units of columns; accepted: a mapping"),
         ({"width": 3}, "width 3 is no width of a chart; accepted: 240 to 4000 pixels"),
         ({"height": 10**9}, "height 1000000000 is no height"),
     ],
