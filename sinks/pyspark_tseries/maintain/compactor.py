@@ -136,7 +136,9 @@ SMALL_FILE_BYTES: Final = 64 * 1024
 SMALL_FILES_AT_ONCE: Final = 1000
 """Read files of up to this size whole, and this many of them before the memory is counted."""
 
-MAX_ROWS_PER_ROW_GROUP: Final = 20_000
+MAX_GROUP_ROWS: Final = 20_000
+MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
+"""A compacted row group is larger than a written one, because its rows are of fewer series."""
 
 MAX_ENCODED_TEXTS: Final = 1000
 _ENCODED_TEXT: Final = pa.dictionary(pa.int32(), pa.string())
@@ -371,7 +373,9 @@ class Merge:
         return new_files
 
     def _write(self, path: str, table: pa.Table) -> WrittenFile:
-        return files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP, self._notes)
+        return files.write_events(
+            self._location, path, table, MAX_GROUP_ROWS, MAX_GROUP_BYTES, self._notes
+        )
 
     def _merged_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[str, pa.Table]]:
         """Yield path and rows of each new file, and merge the next key range while it is written.

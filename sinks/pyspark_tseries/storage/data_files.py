@@ -31,12 +31,15 @@ import pyarrow.parquet as pq
 from pyspark_timestream.core.arrow import is_any_list
 from pyspark_timestream.core.instants import clamp_instant, format_instant, parse_instant
 from pyspark_tseries.errors import UnusableStore, damage_error
-from pyspark_tseries.model.arrays import to_int64
+from pyspark_tseries.model.arrays import Int64Array, to_int64
 from pyspark_tseries.model.columns import COMMIT_FIELDS, ERASURE_FIELD, EVENT_FIELDS
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_inside_store
 
 ROWS_PER_GROUP: Final = 10_000
 """With small row groups, a reader of one series can skip most of a file that has all series."""
+
+MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
+"""The uncompressed size of a row group of large rows; readers decode whole row groups."""
 
 ENCODING_BATCH_BYTES: Final = 4 * 1024 * 1024
 """Encode about this many bytes at once; after each batch Arrow checks the dictionary's size."""
@@ -68,24 +71,36 @@ def _has_one_value(column: pa.ChunkedArray) -> bool:
     return bool(ends["min"] == ends["max"])
 
 
-def split_dictionaries(events: pa.Table, group_rows: int) -> pa.Table:
-    """Give the names of each row group of `events`, sorted by series, their own dictionary.
+def cut_groups(events: pa.Table, max_rows: int, max_bytes: int) -> list[pa.Table]:
+    """Return the row groups of `events`: as many rows as allowed, halved while they are too large.
 
-    Parquet writes the whole dictionary into every group, so a shared one would be repeated. If
-    `series` is not a dictionary, the table stays as it is.
+    Large rows are often those of one series, so a mean over all rows would say little. `events` are
+    sorted by series. If `series` is a dictionary, each group has its own: Parquet writes the whole
+    dictionary into every group, so a shared one would be repeated.
     """
-    if not pa.types.is_dictionary(events.schema.field("series").type):
-        return events
+    # A slice counts a dictionary as a whole.
+    plain = [field.name for field in events.schema if not pa.types.is_dictionary(field.type)]
+    sized = events.select(plain)
+    starts = range(0, events.num_rows, max_rows)
+    spans = [(start, min(max_rows, events.num_rows - start)) for start in reversed(starts)]
+    groups = []
+    while spans:
+        start, rows = spans.pop()
+        if rows > 1 and sized.slice(start, rows).nbytes > max_bytes:
+            spans += [(start + rows // 2, rows - rows // 2), (start, rows // 2)]
+        else:
+            groups.append((start, rows))
+    if "series" in plain:
+        return [events.slice(start, rows) for start, rows in groups]
     series = events["series"].unify_dictionaries().combine_chunks()
     names, codes = series.dictionary, series.indices.to_numpy()
-    groups = []
-    for start in range(0, len(codes), group_rows):
-        group_codes = codes[start : start + group_rows]
-        group_names = names.slice(group_codes[0], group_codes[-1] - group_codes[0] + 1)
-        groups.append(
-            pa.DictionaryArray.from_arrays(pa.array(group_codes - group_codes[0]), group_names)
-        )
-    return events.set_column(0, "series", pa.chunked_array(groups))
+    return [_with_own_dictionary(events.slice(*at), names, codes[at[0] : sum(at)]) for at in groups]
+
+
+def _with_own_dictionary(group: pa.Table, names: pa.Array, codes: Int64Array) -> pa.Table:
+    own_names = names.slice(codes[0], codes[-1] - codes[0] + 1)
+    series = pa.DictionaryArray.from_arrays(pa.array(codes - codes[0]), own_names)
+    return group.set_column(0, "series", series)
 
 
 def has_raw_bounds(column: Any) -> bool:
@@ -704,12 +719,13 @@ def write_events(
     location: Location,
     path: str,
     table: pa.Table,
-    group_rows: int = ROWS_PER_GROUP,
+    max_rows: int = ROWS_PER_GROUP,
+    max_bytes: int = MAX_GROUP_BYTES,
     notes: Mapping[str, str] | None = None,
     *,
     stats: FileStats | None = None,
 ) -> WrittenFile:
-    """Write events to `path`, relative to the store, in row groups of `group_rows`.
+    """Write events to `path`, relative to the store, in row groups of `max_rows` and `max_bytes`.
 
     `table` is sorted by (series, sequence) and not empty; the file's footer keeps `notes`. A caller
     that knows the events' bounds passes them as `stats`.
@@ -720,20 +736,21 @@ def write_events(
     options["compression"] = (
         "none" if table.num_rows < SMALL_FILE_ROWS else choose_compression(table)
     )
-    rows = split_dictionaries(table, group_rows)
+    groups = cut_groups(table, max_rows, max_bytes)
+    schema = groups[0].schema
     is_small = location.is_local and table.num_rows < SMALL_FILE_ROWS
     footers: list[Any] = []
     try:
         with (
             pa.BufferOutputStream() if is_small else location.write(full) as sink,
-            pq.ParquetWriter(sink, rows.schema, metadata_collector=footers, **options) as writer,
+            pq.ParquetWriter(sink, schema, metadata_collector=footers, **options) as writer,
         ):
-            writer.write_table(rows, row_group_size=group_rows)
+            for group in groups:
+                writer.write_table(group, row_group_size=max_rows)
             if notes:
                 writer.add_key_value_metadata(dict(notes))
             if location.is_local:
-                groups = -(-rows.num_rows // group_rows)
-                writer.add_key_value_metadata(checksum_placeholder(rows.schema, groups))
+                writer.add_key_value_metadata(checksum_placeholder(schema, len(groups)))
             writer.close()
             content = sink.getvalue() if is_small else None
         size = (

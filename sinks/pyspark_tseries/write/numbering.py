@@ -52,11 +52,13 @@ from pyspark_tseries.model.commits import CommitMetadata, name_writer
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import OneSeries, SeriesIndex, make_change
 from pyspark_tseries.storage.data_files import (
+    MAX_GROUP_BYTES,
     ROWS_PER_GROUP,
     FileStats,
     WrittenFile,
     checksum_placeholder,
     compute_stats,
+    cut_groups,
     rows_for_bytes,
     seal_file,
     write_events,
@@ -519,9 +521,6 @@ def lookup_after(names: pa.Array, index: SeriesIndex, change: pa.Table) -> dict[
 MAX_REPEATED_ROWS: Final = 10_000
 """A constant column keeps at most this many rows in memory; a longer one repeats them."""
 
-MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
-"""A row group of large rows ends at this uncompressed size."""
-
 
 @dataclass(frozen=True, slots=True)
 class WriteRules:
@@ -591,8 +590,7 @@ def write_numbered(
     file = None
     if len(events.order):
         table = build_events(rows, events, rules.metadata, rules.author)
-        group_rows = ROWS_PER_GROUP if rows.num_rows == 1 else _group_rows(rows)
-        file = write_events(location, path, table, group_rows, stats=events.stats())
+        file = write_events(location, path, table, stats=events.stats())
     return WriteResult(file, events.change, events.counts)
 
 
@@ -673,8 +671,9 @@ class EventFile:
             self._writer = pq.ParquetWriter(
                 self._sink, events.schema, metadata_collector=self._footer, **self._options
             )
-        self._writer.write_table(events.slice(0, rows), row_group_size=group_rows)
-        self._groups += -(-rows // group_rows)
+        for group in cut_groups(events.slice(0, rows), group_rows, MAX_GROUP_BYTES):
+            self._writer.write_table(group, row_group_size=group_rows)
+            self._groups += 1
         self._held = [events.slice(rows)] if events.num_rows > rows else []
 
     def close(self) -> WrittenFile | None:

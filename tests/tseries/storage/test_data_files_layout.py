@@ -6,9 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 from tseries.builders import staged
 
+from pyspark_tseries import TimeSeries
 from pyspark_tseries.model.commits import CommitMetadata
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.storage.data_files import write_events
+from pyspark_tseries.storage.data_files import cut_groups, write_events
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.write.numbering import build_events, number_rows
 
@@ -74,3 +75,45 @@ def test_a_file_of_one_event_has_no_dictionaries_and_one_of_more_has(tmp_path):
     names = alone.schema_arrow.names
     assert not any(column(alone, name).has_dictionary_page for name in names)
     assert {name for name in names if column(pair, name).has_dictionary_page} >= {"author"}
+
+
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_a_row_group_of_large_rows_ends_at_its_bytes(is_dictionary):
+    """Readers decode whole row groups. A mean over all rows would leave one series in one group."""
+    sizes = np.where(np.arange(3_000) < 100, 10_000, 10)
+    values = pa.array(["x" * size for size in sizes] + ["y" * 200_000])
+    table = pa.table({"series": [f"s{n // 50:05}" for n in range(3_001)], "value": values})
+    if is_dictionary:
+        table = table.set_column(0, "series", table["series"].dictionary_encode())
+    groups = cut_groups(table, 1_000, 100_000)
+    assert pa.concat_tables(groups).equals(table) or is_dictionary
+    plain = [group.set_column(0, "series", group["series"].cast(pa.string())) for group in groups]
+    assert pa.concat_tables(plain)["series"].to_pylist() == table["series"].to_pylist()
+    assert all(
+        group.num_rows == 1 or each.nbytes < 130_000
+        for group, each in zip(groups, plain, strict=True)
+    )
+    assert max(group.num_rows for group in groups) > 400
+    if is_dictionary:
+        named = [group["series"].chunk(0).dictionary.to_pylist() for group in groups]
+        assert named == [sorted(set(group["series"].to_pylist())) for group in groups]
+
+
+def test_row_groups_of_large_rows_stay_small_through_a_compaction(tmp_path):
+    """It made one row group of all, so that a question of one event took ten times as long."""
+    store = TimeSeries.create(tmp_path, {"text": pa.string()}, "unlimited", auto_compact=False)
+    rows = pa.table(
+        {
+            "series": [f"s{n % 10}" for n in range(300)],
+            "timestamp": pa.array(range(300), pa.timestamp("us", "UTC")),
+            "text": [f"{n:04}" * 25_000 for n in range(300)],
+        }
+    )
+    for start in range(0, 300, 30):
+        store.append_many(rows.slice(start, 30))
+    store.compact()
+    (path,) = tmp_path.glob("kind=event/*_*.parquet")
+    file = pq.ParquetFile(path)
+    groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+    assert len(groups) == 4
+    assert max(groups) == 75
