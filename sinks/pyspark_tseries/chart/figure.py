@@ -35,7 +35,13 @@ from pyspark_timestream.report import (
     name_date,
 )
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.arrays import BoolArray, FloatArray, Int64Array, to_int64
+from pyspark_tseries.model.arrays import (
+    BoolArray,
+    FloatArray,
+    Int64Array,
+    find_number_runs,
+    to_int64,
+)
 from pyspark_tseries.model.buckets import DEFAULT_ORIGIN_US, Buckets
 from pyspark_tseries.model.columns import find_unit, originals_of
 from pyspark_tseries.model.downsampling import is_number
@@ -643,12 +649,9 @@ def _find_current(table: pa.Table, codes: Int64Array, original: Int64Array | Non
         return rows
     sequence = to_int64(table["sequence"])
     order = np.lexsort((sequence, original, codes))
-    is_last = np.ones(len(order), bool)
-    same = (np.diff(original[order]) == 0) & (np.diff(codes[order]) == 0)
-    is_last[:-1] = ~same
-    newest = order[is_last]
+    begins, sizes = find_number_runs(codes[order], original[order])
     current = np.empty(len(order), np.int64)
-    current[order] = newest[np.concatenate([[0], np.cumsum(is_last)[:-1]])]
+    current[order] = np.repeat(order[begins + sizes - 1], sizes)
     return current
 
 

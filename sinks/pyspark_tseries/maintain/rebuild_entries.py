@@ -23,7 +23,6 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -41,6 +40,7 @@ from pyspark_tseries.model.arrays import (
     Int64Array,
     Sample,
     encode_runs,
+    find_number_runs,
     sort_keys,
     to_int64,
 )
@@ -498,8 +498,8 @@ def plan_correction(
     assigned = np.isin(us, np.unique(old_us))
     corrected = np.where(assigned, _look_up(commit, commit_us), us)
     newest = _newest_before(names, newest_us)
-    ends = [*np.flatnonzero(np.diff(codes, prepend=-1)).tolist(), len(codes)]
-    for start, end in pairwise(ends if len(codes) else []):
+    starts, sizes = find_number_runs(codes)
+    for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
         series = slice(start, end)
         highest = np.maximum.accumulate(np.maximum(corrected[series], newest[codes[start]]))
         corrected[series] = np.where(assigned[series], highest, corrected[series])

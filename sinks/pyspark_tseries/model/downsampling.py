@@ -26,7 +26,8 @@ from pyspark_tseries.errors import InvalidQuery, UnusableStore
 from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
-    encode_names,
+    encode_values,
+    find_number_runs,
     is_same,
     to_int64,
 )
@@ -513,22 +514,16 @@ def fold_changes(changes: pa.Table) -> pa.Table:
     """Return the last change of each bucket, sorted by series and start, with the number of all."""
     if not changes.num_rows:
         return changes
-    _, codes = encode_names(changes["series"].combine_chunks())
+    _, codes = encode_values(changes["series"].combine_chunks())
     starts, commit, sequence, counts = (
         to_int64(changes[name]) for name in ("timestamp", "commit", "sequence", "count")
     )
     order = np.lexsort((sequence, commit, starts, codes))
-    begins = np.flatnonzero(_begins(codes[order], starts[order]))
-    last_rows = order[np.append(begins[1:], len(order)) - 1]
+    begins, sizes = find_number_runs(codes[order], starts[order])
+    last_rows = order[begins + sizes - 1]
     folded = changes.take(pa.array(last_rows))
     sums = np.add.reduceat(counts[order], begins)
     return folded.set_column(folded.schema.get_field_index("count"), "count", pa.array(sums))
-
-
-def _begins(codes: Int64Array, starts: Int64Array) -> BoolArray:
-    begins = np.ones(len(codes), bool)
-    begins[1:] = (codes[1:] != codes[:-1]) | (starts[1:] != starts[:-1])
-    return begins
 
 
 def describe_reasons(changes: pa.Table) -> pa.Array:

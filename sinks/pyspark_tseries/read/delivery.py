@@ -35,6 +35,7 @@ from pyspark_tseries.model.arrays import (
     Key,
     KeyRange,
     encode_runs,
+    find_number_runs,
     sort_keys,
     to_int64,
 )
@@ -479,8 +480,7 @@ def _rank_from_end(codes: Int64Array, sequence: Int64Array, entry: BoolArray) ->
     """Count the entries that follow each entry in its series."""
     rows = np.flatnonzero(entry)
     order = rows[np.lexsort((-sequence[rows], codes[rows]))]
-    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
-    sizes = np.diff(starts, append=len(order))
+    starts, sizes = find_number_runs(codes[order])
     behind = np.full(len(codes), np.iinfo(np.int64).max, np.int64)
     behind[order] = np.arange(len(order)) - np.repeat(starts, sizes)
     return behind

@@ -24,6 +24,8 @@ from pyspark_tseries.model.arrays import (
     FloatArray,
     Int64Array,
     encode_runs,
+    encode_values,
+    find_number_runs,
     find_runs_of,
     sort_by_code,
     split_keys,
@@ -53,7 +55,6 @@ from pyspark_tseries.read.states import (
     Folding,
     Merger,
     States,
-    encode_groups,
     parts_of,
     round_sums,
     unify,
@@ -227,7 +228,7 @@ def finish(
     Raises:
         InvalidQuery: a sum does not fit 64 bits, or a filled range has too many buckets.
     """
-    groups, codes = encode_groups(states.table["group"].combine_chunks())
+    groups, codes = encode_values(states.table["group"].combine_chunks())
     starts = to_int64(states.table["start"])
     kept_values = _KeptValues(states.kept, codes, starts, downsampling.buckets)
     columns = [
@@ -347,9 +348,8 @@ class _KeptValues:
     def quantile(self, column: str, quantile: float) -> pa.Array:
         """Return a quantile of each bucket."""
         values, bucket, _ = self._values(column)
-        filled, begins = np.unique(bucket, return_index=True)
-        quantiles = np.zeros(len(self._starts))
-        sizes = np.diff(begins, append=len(bucket))
+        begins, sizes = find_number_runs(bucket)
+        filled, quantiles = bucket[begins], np.zeros(len(self._starts))
         quantiles[filled] = _quantile(values, begins, sizes, quantile)
         none = np.ones(len(quantiles), bool)
         none[filled] = False
@@ -363,9 +363,9 @@ class _KeptValues:
         group = self._codes[bucket]
         # Each value holds to the next one of its group, at most to the end of its bucket.
         until = np.append(us[1:], 0)
-        is_last = np.ones(len(us), bool)
-        is_last[:-1] = bucket[1:] != bucket[:-1]
-        until[is_last] = ends[bucket[is_last]]
+        begins, sizes = find_number_runs(bucket)
+        lasts = begins + sizes - 1
+        until[lasts] = ends[bucket[lasts]]
         size, duration = len(starts), until - us
         # A value that holds for no time has no weight, not even a NaN. The unit of weights is so
         # long that no product overflows.

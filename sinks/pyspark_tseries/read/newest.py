@@ -28,6 +28,7 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
     encode_runs,
+    find_number_runs,
     flag_last,
     sort_keys,
     to_int64,
@@ -327,13 +328,10 @@ def _pick_newest(
     sequence = to_int64(rows["sequence"])
     order = np.lexsort((sequence, row_places, codes))
     ordered_codes, ordered_places = codes[order], row_places[order]
-    is_first = (np.diff(ordered_codes, prepend=-1) != 0) | (
-        np.diff(ordered_places, prepend=NO_SEQUENCE - 1) != 0
-    )
-    firsts = np.flatnonzero(is_first)
+    firsts, run_sizes = find_number_runs(ordered_codes, ordered_places)
     # An edit has no place here if its original is hidden, or older than the newest ones.
     has_place = np.maximum.reduceat(is_place[order], firsts) if len(firsts) else np.empty(0, bool)
-    lasts = (np.append(firsts, len(order))[1:] - 1)[has_place]
+    lasts = (firsts + run_sizes - 1)[has_place]
     # Such as the places 1 1 2 of series 0 (an original and its edit, another original) and 5 of
     # series 1: `firsts` is 0 2 3, `lasts` is 1 2 3, and for a count of 1 the newest are 2 and 3.
     newest_lasts = lasts[flag_last(ordered_codes[lasts], count)]

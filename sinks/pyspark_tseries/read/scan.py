@@ -33,6 +33,7 @@ from pyspark_tseries.model.arrays import (
     KeyRange,
     Sample,
     encode_runs,
+    find_number_runs,
     find_runs_of,
     sort_keys,
     to_int64,
@@ -248,9 +249,8 @@ def take_latest_edits(edits: pa.Table) -> pa.Table:
     _, codes = encode_runs(edits["series"])
     original, sequence = to_int64(edits["original_sequence"]), to_int64(edits["sequence"])
     order = np.lexsort((sequence, original, codes))
-    is_last = np.ones(len(order), bool)
-    is_last[:-1] = (np.diff(codes[order]) != 0) | (np.diff(original[order]) != 0)
-    return edits.take(pa.array(order[is_last]))
+    begins, sizes = find_number_runs(codes[order], original[order])
+    return edits.take(pa.array(order[begins + sizes - 1]))
 
 
 class Scan:

@@ -31,7 +31,8 @@ from pyspark_tseries.model.arrays import (
     UNTIMED,
     FloatArray,
     Int64Array,
-    encode_names,
+    encode_values,
+    find_number_runs,
     find_runs_of,
     reduce_runs,
     sort_by_code,
@@ -235,20 +236,14 @@ class Folding:
             [states.table for states in states_to_merge], promote_options="default"
         )
         kept_values = self._renumber(states_to_merge)
-        _, codes = encode_groups(to_array(table["group"]))
+        _, codes = encode_values(to_array(table["group"]))
         starts = to_int64(table["start"])
         order = sort_by_code(codes, starts)
         codes, starts = codes[order], starts[order]
-        first_rows = np.flatnonzero(
-            np.concatenate(
-                [[True] * min(len(order), 1), (np.diff(codes) != 0) | (np.diff(starts) != 0)]
-            )
-        )
+        first_rows, sizes = find_number_runs(codes, starts)
         table = table.take(pa.array(order)).combine_chunks()
         if len(first_rows) < len(order):
-            table = self._merge_rows(
-                table, Runs(first_rows, np.diff(first_rows, append=len(order)))
-            )
+            table = self._merge_rows(table, Runs(first_rows, sizes))
         if self._kept:
             merged_row = np.empty(len(order), np.int64)
             merged_row[order] = np.searchsorted(first_rows, np.arange(len(order)), "right") - 1
@@ -377,15 +372,11 @@ def _walk_runs(
 ) -> tuple[Int64Array, Int64Array, Runs]:
     starts = buckets.starts(us)
     segment = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(us)))
-    changes = np.ones(len(us), bool)
-    changes[1:] = (starts[1:] != starts[:-1]) | (segment[1:] != segment[:-1])
-    is_requested = None
-    if low is not None and high is not None:
+    if low is None or high is None:
+        first_rows, sizes = find_number_runs(starts, segment)
+    else:
         is_requested = (us >= low[segment]) & (us <= high[segment])
-        changes[1:] |= is_requested[1:] != is_requested[:-1]
-    first_rows = np.flatnonzero(changes)
-    sizes = np.diff(first_rows, append=len(us))
-    if is_requested is not None:
+        first_rows, sizes = find_number_runs(starts, segment, is_requested)
         first_rows, sizes = first_rows[is_requested[first_rows]], sizes[is_requested[first_rows]]
     return segment[first_rows], starts[first_rows], Runs(first_rows, sizes)
 
@@ -398,20 +389,10 @@ def unify(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
 
 
-def encode_groups(column: pa.Array) -> tuple[pa.Array, Int64Array]:
-    """Return the distinct values, sorted, a null last, and each row's position among them."""
-    encoded = column.dictionary_encode(null_encoding="encode")
-    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    codes = rank[encoded.indices.to_numpy(zero_copy_only=False)]
-    return encoded.dictionary.take(pa.array(order)), codes
-
-
 def _find_changes(column: pa.Array) -> Int64Array:
     """Return the first row of each run of equal values."""
     codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy(zero_copy_only=False)
-    return np.flatnonzero(np.diff(codes, prepend=-1))
+    return find_number_runs(codes)[0]
 
 
 def _fold_values(
@@ -472,7 +453,7 @@ def _find_outermost(state_columns: dict[str, pa.Array], state: str, runs: Runs) 
     """Return the row of each run with the first, or last, time, series and sequence."""
     absent = UNTIMED if state == "first" else -UNTIMED
     us = to_int64(state_columns[f"{state} us"].fill_null(absent))
-    _, series = encode_names(state_columns[f"{state} series"])
+    _, series = encode_values(state_columns[f"{state} series"])
     sequence = to_int64(state_columns[f"{state} sequence"].fill_null(0))
     run = np.repeat(np.arange(len(runs)), runs.sizes)
     order = np.lexsort((sequence, series, us, run))

@@ -31,7 +31,7 @@ from pyspark_timestream.core.policies import (
 )
 from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.errors import ConditionFailed, NoSuchEvent
-from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
+from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_values
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT, widen_rows
 from pyspark_tseries.model.commits import CtiRecord
 from pyspark_tseries.model.properties import AccessCheck, StoreSettings
@@ -227,7 +227,7 @@ def find_originals(
     Open only the files of originals with overlapping bounds of series and sequences, and read only
     the row groups that may have one.
     """
-    names, codes = encode_names(series)
+    names, codes = encode_values(series)
     sequences = sequence.to_numpy(zero_copy_only=False)
     distinct, bounds = names.to_pylist(), (int(sequences.min()), int(sequences.max()))
     data = [

@@ -38,7 +38,8 @@ from pyspark_tseries.model.arrays import (
     UNTIMED,
     BoolArray,
     Int64Array,
-    encode_names,
+    encode_values,
+    find_number_runs,
     sort_by_code,
 )
 from pyspark_tseries.model.columns import (
@@ -315,7 +316,7 @@ class SortedRows(NamedTuple):
 
 def sort_rows(series: pa.Array, timestamps: pa.Array) -> SortedRows:
     """Sort rows; raise UpdateFailed if a given timestamp is UNTIMED."""
-    names, codes = encode_names(series)
+    names, codes = encode_values(series)
     timestamps = timestamps.cast(pa.int64())
     if (row := pc.index(timestamps, UNTIMED).as_py()) >= 0:
         raise _illegal_timestamp_error(series[row], UNTIMED)
@@ -361,8 +362,7 @@ def _assign_sequences(
 ) -> NumberedRows:
     """Assign sequences, and timestamps to the rows that have none (NEVER_US)."""
     order, names, codes, timed_us = rows
-    starts = np.flatnonzero(np.diff(codes, prepend=-1))
-    sizes = np.diff(starts, append=len(codes))
+    starts, sizes = find_number_runs(codes)
     present = codes[starts]
     before = {name: column[present] for name, column in before.items()}
     codes = np.repeat(np.arange(len(present)), sizes)

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.arrays import NEVER_US, UNTIMED, Int64Array, Key
+from pyspark_tseries.model.arrays import NEVER_US, UNTIMED, Int64Array, Key, find_number_runs
 from pyspark_tseries.model.commits import CommitMetadata
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import WrittenFile, rows_for_bytes
@@ -101,7 +100,7 @@ class SpillSorter:
         rows = self.buffered()
         self._buffered, self._size = [], 0
         order, names, codes, us = sort_rows(*_sort_columns(rows))
-        first_rows = np.flatnonzero(np.diff(codes, prepend=-1))
+        first_rows, _ = find_number_runs(codes)
         self._chunk_stats.append(_ChunkStats(names, us[first_rows], bool((us == UNTIMED).any())))
         tables = _split_rows(rows, order, self._budget)
         self.chunks.append(
