@@ -6,7 +6,7 @@ cannot be read here, such as with a schema of a registry, show the first records
 instead. Values that may be secrets are left out, as in `peek`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,6 +38,10 @@ _GROUP: Final = "timestream-watch"
 COLUMNS: Final = ("offset", "timestamp", "event time", "CTI before it", "key", "value")
 
 
+Row = tuple[str, ...]
+"""A text for each of `COLUMNS`."""
+
+
 @dataclass(frozen=True, slots=True)
 class CaseRecords:
     """Some records of a case.
@@ -49,7 +53,7 @@ class CaseRecords:
     """
 
     case: Case
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -86,16 +90,16 @@ def find_records(
     case: Case, options: KafkaOptions | None, read_range: ReadRange, why: str = ""
 ) -> CaseRecords:
     """Find the records of a case; without `options` return the first records of its batch."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[Row] = []
     notes = []
     searched, bytes_left = 0, _MAX_BYTES
     case_range = OffsetRange(case.partition, case.start, case.end)
     blocks = read_range(
         case_range, ColumnSet(timestamps=True, keys=True, values=True, headers=True)
     )
-    choose = _ByOrder() if options is None else _ByRules(case, options)
-    for block in blocks:
-        rows += choose(block)
+    chosen = _choose_first(blocks) if options is None else _choose_counted(case, options, blocks)
+    for block, block_rows in chosen:
+        rows += block_rows
         searched += len(block.offsets)
         bytes_left -= 0 if block.values is None else block.values.nbytes
         if len(rows) >= MAX_SHOWN or searched >= MAX_READ or bytes_left < 0:
@@ -116,30 +120,29 @@ def find_records(
     return CaseRecords(case, tuple(rows[:MAX_SHOWN]), tuple(notes))
 
 
-class _ByOrder:
-    """Chooses all records."""
-
-    def __call__(self, block: RecordBlock) -> Iterator[tuple[str, ...]]:
+def _choose_first(blocks: Iterable[RecordBlock]) -> Iterator[tuple[RecordBlock, list[Row]]]:
+    """Yield each block with its first records."""
+    for block in blocks:
         rows = range(min(len(block.offsets), MAX_SHOWN))
-        return (_format_row(block, row, "", "") for row in rows)
+        yield block, [_format_row(block, row, "", "") for row in rows]
 
 
-class _ByRules:
-    """Follows the partition's clock, and chooses the records that the case's counter counts."""
-
-    def __init__(self, case: Case, options: KafkaOptions) -> None:
-        self._case, self._options, self._state = case, options, case.clock
-
-    def __call__(self, block: RecordBlock) -> Iterator[tuple[str, ...]]:
-        payload = read_payload(self._options, None, block)
-        rules = self._options.rules
-        self._state, result = step(rules, self._state, payload.events, payload.marks)
-        mask = _COUNTED[self._case.counter](self._options, payload, result)
+def _choose_counted(
+    case: Case, options: KafkaOptions, blocks: Iterable[RecordBlock]
+) -> Iterator[tuple[RecordBlock, list[Row]]]:
+    """Yield each block with the records that the case's counter counts, by the clock there."""
+    clock = case.clock
+    for block in blocks:
+        payload = read_payload(options, None, block)
+        clock, result = step(options.rules, clock, payload.events, payload.marks)
+        mask = _COUNTED[case.counter](options, payload, result)
+        rows = []
         for row in np.flatnonzero(mask)[:MAX_SHOWN]:
             time = format_instant(int(result.times[row])) if result.well_formed[row] else "none"
             in_force_us = int(result.in_force_us[row])
             cti = "none" if in_force_us == NEVER else format_instant(in_force_us)
-            yield _format_row(block, int(row), time, cti)
+            rows.append(_format_row(block, int(row), time, cti))
+        yield block, rows
 
 
 Find = Callable[[KafkaOptions, Payload, BlockResult], Mask]
@@ -168,7 +171,7 @@ _COUNTED: Final[Mapping[str, Find]] = {
 }
 
 
-def _format_row(block: RecordBlock, row: int, time: str, cti: str) -> tuple[str, ...]:
+def _format_row(block: RecordBlock, row: int, time: str, cti: str) -> Row:
     stamp = "none"
     if block.timestamps_ms is not None and block.timestamps_ms[row].as_py() >= 0:
         stamp = format_instant(block.timestamps_ms[row].as_py() * 1_000)
