@@ -164,19 +164,19 @@ def make_topics_of_pages() -> Mapping[str, list[DemoRecord]]:
         ],
         "flights": list(_read_flights()),
         "journeys": [
-            DemoRecord(_encode_avro(1, "Central", 7.5, _find_ms(10))),
-            DemoRecord(_encode_avro(1, "Park", 5.0, _find_ms(40))),
-            DemoRecord(_encode_avro(2, "Central", 6.5, _find_ms(70), True)),
+            DemoRecord(_encode_avro(1, "Central", 7.5, _compute_ms(10))),
+            DemoRecord(_encode_avro(1, "Park", 5.0, _compute_ms(40))),
+            DemoRecord(_encode_avro(2, "Central", 6.5, _compute_ms(70), True)),
         ],
         "meters": [
-            DemoRecord(_encode_avro(None, "kitchen", 21.5, _find_ms(0))),
-            DemoRecord(_encode_avro(None, "attic", 14.0, _find_ms(1))),
+            DemoRecord(_encode_avro(None, "kitchen", 21.5, _compute_ms(0))),
+            DemoRecord(_encode_avro(None, "attic", 14.0, _compute_ms(1))),
         ],
         "deliveries": [
-            DemoRecord(_encode_avro(3, "A1", 300, _find_ms(0))),
+            DemoRecord(_encode_avro(3, "A1", 300, _compute_ms(0))),
             DemoRecord('{"parcel": "A2"}'),
-            DemoRecord(_encode_avro(3, "A3", 450, _find_ms(2))[:-1]),
-            DemoRecord(_encode_avro(3, "A4", 5_000_000_000, _find_ms(3))),
+            DemoRecord(_encode_avro(3, "A3", 450, _compute_ms(2))[:-1]),
+            DemoRecord(_encode_avro(3, "A4", 5_000_000_000, _compute_ms(3))),
         ],
         "order-events": [
             DemoRecord(_encode_avro(4, 1, 19.5)),
@@ -188,18 +188,18 @@ def make_topics_of_pages() -> Mapping[str, list[DemoRecord]]:
     }
 
 
-def _find_ms(minute: int) -> int:
+def _compute_ms(minute: int) -> int:
     return _DAY_MS + minute * _MINUTE_MS
 
 
 def _make_ride(minute: int) -> DemoRecord:
-    fields = {"station": "Central", "minutes": 7.5, "departed": _find_ms(minute)}
+    fields = {"station": "Central", "minutes": 7.5, "departed": _compute_ms(minute)}
     return DemoRecord(json.dumps(fields))
 
 
 def _make_change(minute: int, op: str, state: str | None) -> DemoRecord:
     after = {"id": 1, "order.state": state} if state else None
-    payload = {"op": op, "before": None, "after": after, "ts_ms": _find_ms(minute)}
+    payload = {"op": op, "before": None, "after": after, "ts_ms": _compute_ms(minute)}
     return DemoRecord(json.dumps({"payload": payload}))
 
 
@@ -241,7 +241,7 @@ def _encode_avro_value(value: str | float | int | bool) -> bytes:
 
 
 def _make_stop(minute: int, station: str, boarded: int) -> DemoRecord:
-    timestamp = b"\x08" + _encode_varint(_find_ms(minute) // 1_000)
+    timestamp = b"\x08" + _encode_varint(_compute_ms(minute) // 1_000)
     name = station.encode()
     message = b"".join(
         (

@@ -39,7 +39,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
     BatchReport,
     History,
     drop_skipped,
-    lacks_log,
+    missing_log,
     read_batches,
 )
 from pyspark_timestream.kafka.ranges import Partition
@@ -495,7 +495,7 @@ class CheckpointFollower:
     def _read(self) -> bool:
         numbers = self._list_numbers()
         if numbers is None:
-            raise lacks_log(
+            raise missing_log(
                 self.root,
                 "the directory that the query has as option 'checkpointLocation'",
                 "start the query, or correct the path; this page looks again every second",

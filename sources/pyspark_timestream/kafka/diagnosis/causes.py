@@ -394,12 +394,8 @@ def _report_silent_writers(history: History, partitions: Sequence[Partition]) ->
     if "writerFrom" in history[-1].settings:
         kind, rows, advice = "CTI", "records", WRITER_CLOCK_ADVICE
     labels = [f"writer '{name}'" if name else f"the {rows} without a writer" for name in names]
-    mark_us = marks_us[names[0]]
-    mark = f"no {kind} yet" if mark_us is None else f"{format_instant(mark_us)} as its last {kind}"
-    text = f"{labels[0]} has {mark}, while other marks or events have gone on"
-    if mark_us is not None:
-        newest_us = max(_find_newest(clocks[partition]) for partition in where)
-        text += f" by {round_duration(newest_us - mark_us)}"
+    newest_us = max_known(*(_find_newest(clocks[partition]) for partition in where))
+    text = f"{labels[0]} has {_describe_silence(marks_us[names[0]], newest_us, kind)}"
     listing = ", ".join(labels[:_MAX_WRITERS])
     if len(labels) > _MAX_WRITERS:
         listing += f" and {len(labels) - _MAX_WRITERS} more"
@@ -415,10 +411,19 @@ def _report_silent_writers(history: History, partitions: Sequence[Partition]) ->
     )
 
 
-def _find_newest(clock: PartitionClock) -> int:
+def _describe_silence(mark_us: int | None, newest_us: int | None, kind: str) -> str:
+    """Describe the last mark or CTI of a silent writer, beside the newest time of the others."""
+    if mark_us is None:
+        return f"no {kind} yet, while other marks or events have gone on"
+    ahead = "" if newest_us is None else f" by {round_duration(newest_us - mark_us)}"
+    last = f"{format_instant(mark_us)} as its last {kind}"
+    return f"{last}, while other marks or events have gone on{ahead}"
+
+
+def _find_newest(clock: PartitionClock) -> int | None:
     """Return the greatest known time of a partition."""
     marks_us = [writer.mark_us for _, writer in clock.writers]
-    return max(us for us in (*marks_us, clock.last_us, clock.cti_us) if us is not None)
+    return max_known(*marks_us, clock.last_us, clock.cti_us)
 
 
 def _report_no_cti(history: History, partitions: Sequence[Partition]) -> Diagnosis:

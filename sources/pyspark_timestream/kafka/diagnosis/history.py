@@ -103,7 +103,7 @@ History = tuple[BatchRecord, ...]
 """The batches of one stream in order; at least one."""
 
 
-def lacks_log(root: Path, accepts: str, next_step: str) -> CheckpointUnreadable:
+def missing_log(root: Path, accepts: str, next_step: str) -> CheckpointUnreadable:
     """Build the error for a directory without a log of offsets."""
     problem = f"'{root}' is not a checkpoint of a Spark stream: it has no directory 'offsets'"
     return CheckpointUnreadable(problem, accepts, next_step)
@@ -113,7 +113,7 @@ def read_offset_log(root: Path) -> tuple[dict[int, BatchReport], list[str]]:
     """Return the batches of the checkpoint `root` by number, and notes on what was left out."""
     log = root / "offsets"
     if not log.is_dir():
-        raise lacks_log(root, "a local directory", _NEXT_STEP)
+        raise missing_log(root, "a local directory", _NEXT_STEP)
     numbers = sorted(int(file.name) for file in log.iterdir() if file.name.isdecimal())
     batches, unreadable = read_batches(root, numbers)
     notes = [f"offsets/{number} was passed over: {why}" for number, why in unreadable.items()]
