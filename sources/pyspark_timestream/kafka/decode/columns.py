@@ -194,27 +194,39 @@ def _find_repeated(fields: Sequence[pa.Field]) -> str | None:
 
 
 def _refuse_other_case(options: KafkaOptions, schema: pa.Schema) -> None:
-    """Refuse a column that is metadata, or of dead letters, but for capital and small letters.
+    """Refuse a column that is metadata, a dead letter's or the key's, but for upper and lower case.
 
     It would be a field, which hardly a payload has, and null in every row; Spark, which minds no
-    case, finds it by the name of the metadata. With another type, or beside the column that it
-    resembles, it is a field.
+    case, finds it by the other name. With another type, or beside a column of that name, it is a
+    field.
     """
     if options.value_format == "binary":
         return
     types = {options.metadata_prefix + name: kind for name, kind in METADATA.items()}
-    dead_letter = _list_dead_letter_types(options)
-    types |= {options.corrupt_column + suffix: kind for suffix, kind in dead_letter}
+    renames = dict.fromkeys(types, "metadataPrefix")
+    for suffix, kind in _list_dead_letter_types(options):
+        types[options.corrupt_column + suffix] = kind
+        renames[options.corrupt_column + suffix] = "columnNameOfCorruptRecord"
     by_case = {name.lower(): name for name in types}
     for column in schema:
         name = by_case.get(column.name.lower())
         if name is not None and name not in schema.names and column.type == types[name]:
-            raise _column_refused(
-                column,
-                f"differs from '{name}' in capital and small letters alone",
-                f"'{name}'; or '`{column.name}`', a field of the value",
-                "name the one that is meant; Spark shows the backquotes, too",
-            )
+            raise _other_case_refused(column, name, renames[name])
+    prefix = options.key_prefix
+    if options.key_format == "binary" or any(name.startswith(prefix) for name in schema.names):
+        return
+    for column in schema:
+        if column.name.lower().startswith(prefix.lower()):
+            raise _other_case_refused(column, prefix + column.name[len(prefix) :], "keyPrefix")
+
+
+def _other_case_refused(column: pa.Field, name: str, option: str) -> SchemaRefused:
+    return _column_refused(
+        column,
+        f"differs from '{name}' in upper and lower case alone",
+        f"'{name}'; or '{column.name}', a field of the value, with another '{option}'",
+        f"write it so, or set option '{option}'",
+    )
 
 
 def _find_condition(

@@ -258,27 +258,36 @@ def test_a_name_that_is_there_twice_is_refused(columns, twice):
 
 
 @pytest.mark.parametrize(
-    ("raw", "column", "meant"),
+    ("raw", "column", "meant", "way_out"),
     [
-        (CTIS, ("CTI", INSTANT), "cti"),
-        ({}, ("Start_Time", INSTANT), "start_time"),
-        ({}, ("OFFSET", LONG), "offset"),
-        ({"metadataPrefix": "K_"}, ("k_offset", LONG), "K_offset"),
-        ({}, ("_Corrupt_Record", TEXT), "_corrupt_record"),
+        (CTIS, ("CTI", INSTANT), "cti", "metadataPrefix"),
+        ({}, ("Start_Time", INSTANT), "start_time", "metadataPrefix"),
+        ({}, ("OFFSET", LONG), "offset", "metadataPrefix"),
+        ({"metadataPrefix": "K_"}, ("k_offset", LONG), "K_offset", "metadataPrefix"),
+        ({}, ("_Corrupt_Record", TEXT), "_corrupt_record", "columnNameOfCorruptRecord"),
+        ({"keyFormat": "json"}, ("Key.id", LONG), "key.id", "keyPrefix"),
     ],
 )
-def test_metadata_in_another_case_is_refused_and_a_field_by_backquotes(raw, column, meant):
+def test_metadata_or_a_key_in_another_case_is_refused_and_a_field_by_its_option(
+    raw, column, meant, way_out
+):
     """It was taken for a field, and null in every row."""
     given = options(**raw, **JSON)
     name, kind = column
     with pytest.raises(SchemaRefused) as refused:
         projection(given, column)
     message = str(refused.value)
-    assert message.startswith(f"column '{name}' differs from '{meant}' in capital and small")
-    assert f"accepted: '{meant}'; or '`{name}`', a field of the value; next step: " in message
+    assert message.startswith(f"column '{name}' differs from '{meant}' in upper and lower case")
+    assert message.endswith(f"next step: write it so, or set option '{way_out}'")
     assert not projection(given, (meant, kind)).fields
-    for columns in ([(f"`{name}`", kind)], [column, (meant, kind)], [(name, pa.int8())]):
-        assert projection(given, *columns).fields.names == [columns[0][0]]
+    renamed = options(**{**raw, **JSON, way_out: "other_"})
+    for there, columns in ((renamed, [column]), (given, [column, (meant, kind)])):
+        assert projection(there, *columns).fields.names == [name]
+
+
+def test_a_field_that_is_metadata_in_another_case_by_name_alone_is_a_field():
+    for name in ("`CTI`", "Offset"):
+        assert projection(options(**CTIS, **JSON), (name, pa.int8())).fields.names == [name]
 
 
 def test_names_that_differ_in_case_or_place_are_not_twice_the_same():
