@@ -83,7 +83,7 @@ def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
         except _Misfit as misfit:
             if not misfit.value:
                 raise _error(field, misfit, None) from None
-            row, misfit_in_row = _first_misfit(chunk, build, misfit)
+            row, misfit_in_row = _find_first_misfit(chunk, build, misfit)
             raise _error(field, misfit_in_row, rows_before + row) from None
         rows_before += len(chunk)
     return pa.chunked_array(built, field.type)
@@ -113,7 +113,7 @@ def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleVal
     return IncompatibleValue(problem, store_type, f"{misfit.next_step}. Nothing is stored")
 
 
-def _first_misfit(
+def _find_first_misfit(
     column: Any, build: Callable[[Any], object], last_misfit: _Misfit
 ) -> tuple[int, _Misfit]:
     """Find the first row that `build` refuses, and why; it refuses at least one."""
@@ -147,7 +147,7 @@ def _convert(column: Any, data_type: pa.DataType, path: str) -> pa.Array:
             return natural
         column = [None if _is_missing(value) else value for value in column]
     if not types.is_nested(data_type):
-        return (_leaf if is_arrow else _leaves_from_values)(column, data_type, path)
+        return (_convert_leaf if is_arrow else _convert_leaf_values)(column, data_type, path)
     columns, lengths = (_split_arrow if is_arrow else _split_values)(column, data_type, path)
     children = [
         _convert(child, field.type, f"{path}.{field.name}" if path else field.name)
@@ -173,7 +173,7 @@ _Split: TypeAlias = tuple[Sequence[Any], Int64Array | None]
 """The columns inside a nested one, and the lengths of its lists or maps; None for structs."""
 
 
-def _fields_by_name(
+def _match_fields(
     data_type: pa.DataType, names: Sequence[Any], have: str, path: str
 ) -> dict[str, int]:
     """Return the position in `names` of each field that it has; names match in any case."""
@@ -208,9 +208,7 @@ def _split_arrow(array: pa.Array, data_type: pa.DataType, path: str) -> _Split:
             array = array.cast(pa.list_(pa.struct(entry)))
         return array.flatten().flatten(), list_lengths(array)
     if types.is_struct(data_type) and types.is_struct(have):
-        positions = _fields_by_name(
-            data_type, [field.name for field in have], type_name(have), path
-        )
+        positions = _match_fields(data_type, [field.name for field in have], type_name(have), path)
         children, nulls = array.flatten(), pa.nulls(len(array))
         return [
             children[positions[f.name]] if f.name in positions else nulls for f in data_type
@@ -259,7 +257,7 @@ def _is_map(data_type: pa.DataType) -> bool:
 # -- single types --------------------------------------------------------------------------------
 
 
-def _leaf(array: pa.Array, data_type: pa.DataType, path: str) -> pa.Array:
+def _convert_leaf(array: pa.Array, data_type: pa.DataType, path: str) -> pa.Array:
     """Convert a column of a type that is not nested to `data_type`."""
     have = array.type
     if have == data_type:
@@ -279,7 +277,7 @@ def _leaf(array: pa.Array, data_type: pa.DataType, path: str) -> pa.Array:
     try:
         return build(array)
     except _Misfit as misfit:
-        row, misfit_in_row = _first_misfit(array, build, misfit)
+        row, misfit_in_row = _find_first_misfit(array, build, misfit)
         misfit_in_row.value = (_show_cell(array[row]),)
         raise misfit_in_row from None
 
@@ -481,7 +479,7 @@ def _split_mappings(values: list[Any], data_type: pa.DataType, path: str) -> lis
             raise _wrong_class(value, data_type, "a mapping of its fields is needed", path)
         keys = list(mapping)
         try:
-            positions = _fields_by_name(data_type, keys, type(value).__name__, path)
+            positions = _match_fields(data_type, keys, type(value).__name__, path)
         except _Misfit as misfit:
             misfit.value = (value,)
             raise
@@ -490,7 +488,7 @@ def _split_mappings(values: list[Any], data_type: pa.DataType, path: str) -> lis
     return list(columns.values())
 
 
-def _leaves_from_values(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
+def _convert_leaf_values(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
     """Convert values of any classes; values of one class become an array and convert together."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for row, value in enumerate(values):
@@ -503,7 +501,9 @@ def _leaves_from_values(values: list[Any], data_type: pa.DataType, path: str) ->
     for rows_of_class in rows.values():
         values_of_class = [values[row] for row in rows_of_class]
         try:
-            array = _leaf(_decode(_infer(values_of_class, data_type, path)), data_type, path)
+            array = _convert_leaf(
+                _decode(_infer(values_of_class, data_type, path)), data_type, path
+            )
         except _Misfit as misfit:
             misfit.value = misfit.value or (values_of_class[0],)
             misfit.have = type(values_of_class[0]).__name__
@@ -539,7 +539,7 @@ def _infer(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
     try:
         return build(values)
     except _Misfit as misfit:
-        row, misfit_in_row = _first_misfit(values, build, misfit)
+        row, misfit_in_row = _find_first_misfit(values, build, misfit)
         misfit_in_row.value = (values[row],)
         raise misfit_in_row from None
 

@@ -371,7 +371,7 @@ class _StoreCache:
             ]
             number = numbers[0] if numbers else len(self._layouts)
             if not numbers:
-                self._layouts.append((schema, self._stored_types(file)))
+                self._layouts.append((schema, self._read_types(file)))
             self._layout_of[file.path] = number
             _ENGINE.count_file()
         return number
@@ -380,7 +380,7 @@ class _StoreCache:
         """Return DuckDB's types of the columns of files with this layout, by lower-case names."""
         return self._layouts[layout][1]
 
-    def _stored_types(self, file: DataFile) -> dict[str, str]:
+    def _read_types(self, file: DataFile) -> dict[str, str]:
         if not self._location.is_local:
             return {}
         with _open_cursor() as cursor:

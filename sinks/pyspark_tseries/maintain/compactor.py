@@ -352,7 +352,7 @@ class Merge:
         ranges = list(split_keys(self._samples, MAX_RANGE_BYTES, whole_series=False))
         with ThreadPoolExecutor(1, thread_name_prefix="tseries-merge") as writer:
             try:
-                for path, table in self._merged_ranges(ranges):
+                for path, table in self._merge_ranges(ranges):
                     if len(ranges) == 1:
                         # Nothing is merged meanwhile, and many files of a few rows come here.
                         new_files.append(self._write(path, table))
@@ -377,7 +377,7 @@ class Merge:
             self._location, path, table, MAX_GROUP_ROWS, MAX_GROUP_BYTES, self._notes
         )
 
-    def _merged_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[str, pa.Table]]:
+    def _merge_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[str, pa.Table]]:
         """Yield path and rows of each new file, and merge the next key range while it is written.
 
         So two key ranges are in memory at once.

@@ -207,13 +207,13 @@ def _rebuild_from_files(log: _KnownLog) -> None:
     heads = readable_metadata(log.location)
     while log.missing():
         version = log.missing()[0]
-        before = _commit_before(log, version, heads)
+        before = _find_commit_before(log, version, heads)
         after = min(
-            (v for v in log.entries if v > version and _number(log.entries[v]) is not None),
+            (v for v in log.entries if v > version and _find_number(log.entries[v]) is not None),
             default=None,
         )
         gap = [v for v in log.missing() if after is None or v < after]
-        lost = 1 if after is None else (_number(log.entries[after]) or 0) - before - 1
+        lost = 1 if after is None else (_find_number(log.entries[after]) or 0) - before - 1
         if lost > len(gap) or version == 0:
             return
         if lost:
@@ -228,7 +228,7 @@ def _rebuild_from_files(log: _KnownLog) -> None:
 
 def _rebuild_change(log: _KnownLog, version: int) -> tuple[bytes | None, str]:
     """Rebuild the entry `version`, which held no commit; return it, or None, and how."""
-    with _shadow(log, list(log.rebuilt.values()), version - 1) as copy:
+    with _copy_log(log, list(log.rebuilt.values()), version - 1) as copy:
         table = DeltaTable(pathlib.Path(copy).as_uri())
         columns = _find_unknown_columns(log, pa.schema(table.schema()))
         if columns:
@@ -259,7 +259,7 @@ def _find_unknown_columns(log: _KnownLog, table_schema: pa.Schema) -> list[pa.Fi
     return [field.remove_metadata().with_nullable(True) for field in unknown.values()]
 
 
-def _files_at_base(log: _KnownLog) -> set[str]:
+def _list_files_at_base(log: _KnownLog) -> set[str]:
     """Return the files that the checkpoint before the entries names, even as removed."""
     if log.base < 0:
         return set()
@@ -271,34 +271,34 @@ def _files_at_base(log: _KnownLog) -> set[str]:
 
 def _has_replaced_files(log: _KnownLog) -> bool:
     """Return True if a compaction has written files that no whole entry adds."""
-    named_paths = {path for entry in log.entries.values() for path in entry.added} | _files_at_base(
-        log
-    )
+    named_paths = {
+        path for entry in log.entries.values() for path in entry.added
+    } | _list_files_at_base(log)
     return any(
         file.path not in named_paths and _OWN_FILE.fullmatch(file.path) is None
         for file in list_event_files(log.location)
     )
 
 
-def _number(entry: Entry) -> int | None:
+def _find_number(entry: Entry) -> int | None:
     """Return the number of a commit of events; None for another entry."""
     return entry.commit if HEAD_TRANSACTION in entry.transactions else None
 
 
-def _commit_before(log: _KnownLog, version: int, heads: Mapping[int, CommitMetadata]) -> int:
+def _find_commit_before(log: _KnownLog, version: int, heads: Mapping[int, CommitMetadata]) -> int:
     """Return the number of the last commit before the entry `version`; -1 if there is none."""
-    head_id = _head_before(log, version)
+    head_id = _find_head_before(log, version)
     if head_id is not None and head_id in heads:
         return heads[head_id].commit
     for earlier in range(version - 1, log.base, -1):
-        if earlier in log.entries and (number := _number(log.entries[earlier])) is not None:
+        if earlier in log.entries and (number := _find_number(log.entries[earlier])) is not None:
             return number
     if head_id is None:
         return NO_COMMIT.commit
     return read_head_metadata(log.location, head_id).commit
 
 
-def _head_before(log: _KnownLog, version: int) -> int | None:
+def _find_head_before(log: _KnownLog, version: int) -> int | None:
     for earlier in range(version - 1, log.base, -1):
         if earlier in log.entries and HEAD_TRANSACTION in log.entries[earlier].transactions:
             return int(log.entries[earlier].transactions[HEAD_TRANSACTION])
@@ -317,14 +317,14 @@ def _rebuild_commit(
     heads: Mapping[int, CommitMetadata],
 ) -> bytes | None:
     """Rebuild the entry of the commit `number`; None if its files do not tell its contents."""
-    parent = _head_before(log, version)
+    parent = _find_head_before(log, version)
     follow = {
         id
         for id, metadata in heads.items()
         if metadata.commit == number and metadata.parent == parent
     }
     if after is not None:
-        follow &= _chain(log.entries[after].transactions[HEAD_TRANSACTION], heads)
+        follow &= _list_chain(log.entries[after].transactions[HEAD_TRANSACTION], heads)
     files = _find_files(log, version, number)
     ids = {id for id, _ in files}
     possible_ids = follow if len(follow) == 1 else follow & ids or ids
@@ -347,7 +347,7 @@ def _rebuild_commit(
     return format_entry(change, change.info(version - 1), now_ms)
 
 
-def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
+def _list_chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
     """Return the ids of the head `head_id` and of all heads before it."""
     chain: set[int] = set()
     following: int | None = head_id
@@ -384,14 +384,14 @@ def _find_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, Fi
 def _fits(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) -> bool:
     """Return True if the log up to `last_version`, with `entries`, has every event once."""
     try:
-        with _shadow(log, entries, last_version) as copy:
+        with _copy_log(log, entries, last_version) as copy:
             return not _has_faults(log.location, DeltaTable(pathlib.Path(copy).as_uri()))
     except (DeltaError, *_UNREADABLE):
         return False
 
 
 @contextlib.contextmanager
-def _shadow(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) -> Iterator[str]:
+def _copy_log(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) -> Iterator[str]:
     """Provide a directory with the log up to the entry `last_version`, including `entries`."""
     broken = [os.path.basename(entry_path(log.location, version)) for version in log.damage]
     with shadow_log(log.location, last_version, [*broken, *log.torn, LAST_CHECKPOINT]) as copy:
@@ -497,7 +497,7 @@ def plan_correction(
     us, commit, old_us = (to_int64(keys[name])[order] for name in times)
     assigned = np.isin(us, np.unique(old_us))
     corrected = np.where(assigned, _look_up(commit, commit_us), us)
-    newest = _newest_before(names, newest_us)
+    newest = _find_newest_before(names, newest_us)
     starts, sizes = find_number_runs(codes)
     for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
         series = slice(start, end)
@@ -522,7 +522,7 @@ def _look_up(numbers: Int64Array, values: Mapping[int, int]) -> Int64Array:
     return results[np.searchsorted(known_numbers, numbers)]
 
 
-def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
+def _find_newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
     rows = pc.index_in(names, newest_us["series"].combine_chunks().cast(pa.string()))
     us = newest_us["newest_us"].combine_chunks().cast(pa.int64()).take(rows)
     newest: Int64Array = us.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
@@ -531,8 +531,8 @@ def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
 
 def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
     """Return events, in any order, with their new times and the new times of edits' originals."""
-    stamps = _corrected_column(rows["series"], rows["sequence"], rows["timestamp"], change)
-    originals = _corrected_column(
+    stamps = _correct_column(rows["series"], rows["sequence"], rows["timestamp"], change)
+    originals = _correct_column(
         rows["series"], rows["original_sequence"], rows["original_timestamp"], change
     )
     commit, commit_us = to_int64(rows["commit"]), to_int64(rows["commit_time"])
@@ -550,7 +550,7 @@ def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
     return rows
 
 
-def _corrected_column(
+def _correct_column(
     series: pa.ChunkedArray, sequence: pa.ChunkedArray, us: pa.ChunkedArray, change: TimeCorrection
 ) -> pa.Array:
     """Return the new times of the events (`series`, `sequence`); `us` for those without one."""

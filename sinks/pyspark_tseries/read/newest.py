@@ -275,7 +275,7 @@ def read_newest_one(
         and is_shown
         and snapshot.as_of is None
     ):
-        stored = _stored_schema(snapshot, read_columns)
+        stored = _pick_stored_schema(snapshot, read_columns)
         row_filter = RowFilter([name], sequences=(last_sequence, last_sequence))
         for file in reversed(snapshot.files):
             is_within = file.first <= name <= file.last and file.kind != "edit"
@@ -363,7 +363,7 @@ def _read_rows(
     to_us: int = MAX_NUMBER,
 ) -> pa.Table:
     """Read events from `lows` on, originals only up to `to_us`; show them in `columns`."""
-    stored = _stored_schema(snapshot, columns)
+    stored = _pick_stored_schema(snapshot, columns)
     edits = RowFilter(series.names, commits=snapshot.commits, lows=lows)
     originals = dataclasses.replace(edits, times=(MIN_NUMBER, to_us))
     tables = [
@@ -373,7 +373,7 @@ def _read_rows(
     return show_columns(pa.concat_tables(tables), columns, at_originals=True)
 
 
-def _stored_schema(snapshot: Snapshot, columns: Sequence[str]) -> pa.Schema:
+def _pick_stored_schema(snapshot: Snapshot, columns: Sequence[str]) -> pa.Schema:
     return select_fields(query_schema(snapshot.values), stored_columns(columns))
 
 

@@ -332,7 +332,7 @@ class Scan:
         """Read the rows that may be needed, in the order of files; `series` is a dictionary."""
         schema = encode_series(select_fields(self._schema, columns))
         tables = [
-            read_files(self._location, self.originals, schema, self._original_filter()),
+            read_files(self._location, self.originals, schema, self._make_original_filter()),
             self._pick_edits(self.read_edits(columns)),
         ]
         # An empty chunk would become an empty batch.
@@ -352,7 +352,7 @@ class Scan:
         """
         schema = encode_series(select_fields(self._schema, columns))
         series = self._find_long_series() if by_runs else []
-        reading = Reading(schema, self._original_filter(), series)
+        reading = Reading(schema, self._make_original_filter(), series)
         fold_files(self._location, self.originals, reading, fold)
 
     def _find_long_series(self) -> list[str]:
@@ -367,7 +367,7 @@ class Scan:
     def read_edits(self, columns: Sequence[str]) -> pa.Table:
         """Read the edits, of any original."""
         schema = encode_series(select_fields(self._schema, columns))
-        return read_files(self._location, self.edits, schema, self._series_filter())
+        return read_files(self._location, self.edits, schema, self._make_series_filter())
 
     def _pick_edits(self, edits: pa.Table) -> pa.Table:
         if self._sequences == ALL_SEQUENCES:
@@ -381,18 +381,18 @@ class Scan:
         schema = select_fields(self._schema, columns)
         for file in self.originals:
             if file.path == path:
-                yield from stream_file(self._location, file, schema, self._original_filter())
+                yield from stream_file(self._location, file, schema, self._make_original_filter())
 
-    def _series_filter(self) -> RowFilter:
+    def _make_series_filter(self) -> RowFilter:
         return RowFilter(self._names, self.scope.keys, commits=self.scope.snapshot.commits)
 
-    def _original_filter(self) -> RowFilter:
+    def _make_original_filter(self) -> RowFilter:
         bounds = self.bounds.over(0, len(self.bounds.min_sequence))
         if bounds is None:
-            return self._series_filter()
+            return self._make_series_filter()
         min_sequence, max_sequence, min_us, max_us = bounds
         return dataclasses.replace(
-            self._series_filter(),
+            self._make_series_filter(),
             sequences=(
                 min_sequence if min_sequence > 0 else MIN_NUMBER,
                 min(max_sequence, MAX_NUMBER),
@@ -563,7 +563,7 @@ def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPa
     files = [*scan.originals, *scan.edits]
     stored = sum(file.rows for file in files)
     budget.expect(_COMPRESSION * sum(file.size for file in files) / max(stored, 1))
-    low, high = _sequence_ends(scan, chosen)
+    low, high = _find_sequence_ends(scan, chosen)
     rows = np.maximum(high - low + 1, 1)
     estimates = rows if rows.sum() <= stored else np.ceil(rows * (stored / rows.sum()))
     begin = 0
@@ -589,7 +589,7 @@ def _join(chosen: Sequence[str], begin: int, end: int) -> _ScanPart:
     return _ScanPart(list(chosen[begin:end]), KeyRange((chosen[begin], 0), beyond))
 
 
-def _sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, Int64Array]:
+def _find_sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, Int64Array]:
     """Return the lowest and highest sequence that the query may need of each series."""
     scope, index = scan.scope, scan.scope.index
     states, floors = index.lookup(names), index.min_retained(names)

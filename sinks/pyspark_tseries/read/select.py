@@ -81,10 +81,10 @@ def compute_bounds(
         # If times are bounded, the first visible event depends on them as well.
         is_timed = retained.last_us is not None or (floors["floor_us"] > NEVER_US).any()
         first_visible = None if is_timed else oldest
-        min_sequence, max_sequence = _sequence_bounds(
+        min_sequence, max_sequence = _find_sequence_bounds(
             query.view, last_sequence, edits, first_visible
         )
-        min_us, max_us = _time_bounds(query, newest_us)
+        min_us, max_us = _find_time_bounds(query, newest_us)
     return Bounds(
         np.broadcast_to(_raise_bound(min_sequence, oldest), size),
         np.broadcast_to(np.int64(MAX_NUMBER) if max_sequence is None else max_sequence, size),
@@ -147,14 +147,14 @@ def _is_absolute(edits: Range) -> bool:
     return edits == FULL_RANGE or ends in (("sequence", "sequence"), ("time", "time"))
 
 
-def _sequence_bounds(
+def _find_sequence_bounds(
     view: Range, last_sequence: Int64Array, edits: int, first_visible: Int64Array | None
 ) -> LowHigh:
     """Return the bounds by sequence; None for an open end."""
-    anchor = _point_sequences(view.anchor, last_sequence, edits)
+    anchor = _find_point_sequences(view.anchor, last_sequence, edits)
     word, _, unit = view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _join(anchor, _point_sequences(view.span, last_sequence, edits))
+        return _join(anchor, _find_point_sequences(view.span, last_sequence, edits))
     if unit == "us" or view.anchor.kind not in ("sequence", "last_count"):
         return None, None
     reach = view.span.value + edits
@@ -171,7 +171,7 @@ def _sequence_bounds(
     return None if low is None else np.minimum(low, last_sequence) - reach, high
 
 
-def _point_sequences(point: Point, last_sequence: Int64Array, edits: int) -> LowHigh:
+def _find_point_sequences(point: Point, last_sequence: Int64Array, edits: int) -> LowHigh:
     if point.kind == "sequence":
         return np.full_like(last_sequence, point.value), np.full_like(last_sequence, point.value)
     if point.kind == "last_count":
@@ -181,16 +181,16 @@ def _point_sequences(point: Point, last_sequence: Int64Array, edits: int) -> Low
     return None, None
 
 
-def _time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
+def _find_time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
     """Return the bounds by time; None for an open end.
 
     The last event is the newest original, at `newest_us`, or an edit, and no edit is older than the
     originals before it.
     """
-    anchor = _point_times(query.view.anchor, newest_us)
+    anchor = _find_point_times(query.view.anchor, newest_us)
     word, _, unit = query.view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _join(anchor, _point_times(query.view.span, newest_us))
+        return _join(anchor, _find_point_times(query.view.span, newest_us))
     if query.view.anchor.kind not in ("time", "last_us"):
         return None, None
     low, high = anchor
@@ -202,7 +202,7 @@ def _time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
     return None if low is None else low - query.view.span.value, high
 
 
-def _point_times(point: Point, newest_us: Int64Array) -> LowHigh:
+def _find_point_times(point: Point, newest_us: Int64Array) -> LowHigh:
     if point.kind == "time":
         return np.full_like(newest_us, point.value), np.full_like(newest_us, point.value)
     if point.kind == "last_us":
@@ -436,14 +436,14 @@ def _select_inside(range_: Range, slots: _Slots) -> BoolArray:
         values = slots.events.us if by_time else slots.events.sequence
         inside: BoolArray = (values >= low) & (values <= high)
         return inside
-    anchor = _absolute_bound(range_.anchor, slots)
+    anchor = _find_absolute_bound(range_.anchor, slots)
     if range_.span.kind.startswith(("next", "previous")):
         forward = range_.span.kind.startswith("next")
-        end = _relative_bound(range_, slots, forward=forward)
+        end = _find_relative_bound(range_, slots, forward=forward)
         return (
             _select_between(anchor, end, slots) if forward else _select_between(end, anchor, slots)
         )
-    end = _absolute_bound(range_.span, slots)
+    end = _find_absolute_bound(range_.span, slots)
     # The ends may come in either order, which may differ between series.
     upwards, back = _select_between(anchor, end, slots), _select_between(end, anchor, slots)
     ahead = np.bincount(codes[upwards], minlength=len(slots.size)) > 0
@@ -469,7 +469,7 @@ def _select_between(low: _RangeEnd, high: _RangeEnd, slots: _Slots) -> BoolArray
     return inside
 
 
-def _absolute_bound(point: Point, slots: _Slots) -> _RangeEnd:
+def _find_absolute_bound(point: Point, slots: _Slots) -> _RangeEnd:
     """Return the bound of a point that does not depend on an anchor."""
     if point.kind == "sequence":
         return _RangeEnd(False, np.full(len(slots.size), 2 * point.value))
@@ -488,22 +488,22 @@ def _locate(point: Point, slots: _Slots, *, forward: bool) -> _SlotPosition:
         return _SlotPosition(slots.size - point.value, nowhere)
     if point.kind == "sequence":
         return slots.locate_sequence(point.value)
-    return slots.locate_time(_absolute_bound(point, slots).at, forward=forward)
+    return slots.locate_time(_find_absolute_bound(point, slots).at, forward=forward)
 
 
-def _relative_bound(range_: Range, slots: _Slots, *, forward: bool) -> _RangeEnd:
+def _find_relative_bound(range_: Range, slots: _Slots, *, forward: bool) -> _RangeEnd:
     """Return the bound of a span that counts from its anchor."""
     amount = range_.span.value if forward else -range_.span.value
     by_time = range_.anchor.kind in ("time", "last_us")
     if range_.span.kind.endswith("_us") and by_time:
-        return _RangeEnd(True, _absolute_bound(range_.anchor, slots).at + amount)
+        return _RangeEnd(True, _find_absolute_bound(range_.anchor, slots).at + amount)
     position = _locate(range_.anchor, slots, forward=forward)
     if range_.span.kind.endswith("_us"):
-        return _RangeEnd(True, _anchor_time(position, slots, range_, forward=forward) + amount)
+        return _RangeEnd(True, _find_anchor_time(position, slots, range_, forward=forward) + amount)
     return slots.to_bound(_SlotPosition(position.index + amount, position.on))
 
 
-def _anchor_time(
+def _find_anchor_time(
     position: _SlotPosition, slots: _Slots, range_: Range, *, forward: bool
 ) -> Int64Array:
     """Return an anchor's timestamp: of its event, or of the next one in the span's direction."""

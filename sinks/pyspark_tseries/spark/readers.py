@@ -143,11 +143,11 @@ def _find_version(location: Location, newest: int, latest_us: int) -> int | None
 
 
 def _is_visible(location: Location, version: int, latest_us: int) -> bool:
-    since_ns = _entry_time_ns(location, version)
+    since_ns = _read_entry_time_ns(location, version)
     return since_ns is None or since_ns <= latest_us * 1000  # Only old entries are removed.
 
 
-def _entry_time_ns(location: Location, version: int) -> int | None:
+def _read_entry_time_ns(location: Location, version: int) -> int | None:
     """Return the time at which a log entry became visible; None if it does not exist."""
     path = entry_path(location, version)
     if not location.is_local:
@@ -378,7 +378,9 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; `start` itself if there is nothing to do."""
         subscription = self._open_subscription()
-        position = self._first_position() if is_initial_offset(start) else Position.from_json(start)
+        position = (
+            self._find_first_position() if is_initial_offset(start) else Position.from_json(start)
+        )
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         upto = None if self._upto is None else max(self._upto, position.commit)
         end = subscription.find_end(position, max_events, upto)
@@ -483,7 +485,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
                 UNKNOWN_WRITERS,
             )
 
-    def _first_position(self) -> Position:
+    def _find_first_position(self) -> Position:
         # Keep it, so that events added before the first batch do not become initial events.
         if self._begun is None:
             self._begun = self._open_subscription().find_start()

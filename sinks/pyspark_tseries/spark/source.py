@@ -251,7 +251,7 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
             "'append'",
             "append; a series is only changed by adding events",
         )
-    incoming = _arrow_schema(schema)
+    incoming = _make_arrow_schema(schema)
     store = Store.find(options.location)
     author, principal = options.author_and_principal()
     guard = AccessCheck(store.settings.policy if store else None, principal)
@@ -282,7 +282,7 @@ def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -
         options=options,
         author=author,
         principal=principal,
-        optimistic=_optimistic_number(store),
+        optimistic=_find_optimistic_number(store),
     )
 
 
@@ -295,7 +295,7 @@ def _merge_columns(store: Store, incoming: list[pa.Field]) -> None:
         add_struct_fields(store, grown)
 
 
-def _optimistic_number(store: Store) -> OptimisticNumber:
+def _find_optimistic_number(store: Store) -> OptimisticNumber:
     """Return the commit that the batch gets if no other writer commits before it."""
     metadata = store.metadata()
     return OptimisticNumber(
@@ -303,7 +303,7 @@ def _optimistic_number(store: Store) -> OptimisticNumber:
     )
 
 
-def _arrow_schema(schema: StructType) -> pa.Schema:
+def _make_arrow_schema(schema: StructType) -> pa.Schema:
     for field in schema:
         _check_type(field.name, field.dataType)
     columns = []

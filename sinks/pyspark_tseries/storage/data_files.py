@@ -128,7 +128,7 @@ def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
     would skip a group with a NaN that passes their filter. `events` are the first rows of a file,
     or all of them if `is_whole`.
     """
-    leaves = _schema_leaves(events.schema)
+    leaves = _list_schema_leaves(events.schema)
     if not any(is_float for _, is_float in leaves):
         return True
     chosen = [
@@ -140,29 +140,31 @@ def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
 
 
 @functools.lru_cache(maxsize=64)
-def _schema_leaves(schema: pa.Schema) -> list[tuple[str, bool]]:
+def _list_schema_leaves(schema: pa.Schema) -> list[tuple[str, bool]]:
     """Return the path of each leaf, and True for floating-point numbers."""
-    leaves = (leaf for field in schema for leaf in _leaves(field.name, field.type))
+    leaves = (leaf for field in schema for leaf in _list_leaves(field.name, field.type))
     return [(path, pa.types.is_floating(data_type)) for path, data_type in leaves]
 
 
-def _leaves(path: str, data_type: pa.DataType) -> list[tuple[str, pa.DataType]]:
+def _list_leaves(path: str, data_type: pa.DataType) -> list[tuple[str, pa.DataType]]:
     """Return the paths and types of a column's leaves in a Parquet file."""
     if pa.types.is_struct(data_type):
-        return [leaf for child in data_type for leaf in _leaves(f"{path}.{child.name}", child.type)]
+        return [
+            leaf for child in data_type for leaf in _list_leaves(f"{path}.{child.name}", child.type)
+        ]
     if pa.types.is_map(data_type):
         return [
-            *_leaves(f"{path}.key_value.key", data_type.key_type),
-            *_leaves(f"{path}.key_value.value", data_type.item_type),
+            *_list_leaves(f"{path}.key_value.key", data_type.key_type),
+            *_list_leaves(f"{path}.key_value.value", data_type.item_type),
         ]
     if is_any_list(data_type):
-        return _leaves(f"{path}.list.element", data_type.value_type)
+        return _list_leaves(f"{path}.list.element", data_type.value_type)
     return [(path, data_type)]
 
 
 def count_leaves(data_type: pa.DataType) -> int:
     """Return the number of chunks of a column of the type `data_type` in each row group."""
-    return len(_leaves("", data_type))
+    return len(_list_leaves("", data_type))
 
 
 def _has_nan(column: pa.ChunkedArray) -> bool:
@@ -181,7 +183,7 @@ def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
     return {
         "compression": "zstd",
         "write_batch_size": batch_rows,
-        **_encodings(events.schema, is_one_row=is_one_row),
+        **_choose_encodings(events.schema, is_one_row=is_one_row),
         "write_statistics": choose_bounds(events, is_whole),
         # Readers must see Delta's types; a stored Arrow schema would make `series` a dictionary.
         "store_schema": False,
@@ -190,7 +192,7 @@ def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _encodings(schema: pa.Schema, *, is_one_row: bool) -> dict[str, Any]:
+def _choose_encodings(schema: pa.Schema, *, is_one_row: bool) -> dict[str, Any]:
     """Return how columns are encoded: with a dictionary, unless no value can repeat."""
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
@@ -223,7 +225,7 @@ _TAIL_BYTES: Final = 64 * 1024
 @functools.lru_cache(maxsize=64)
 def checksum_placeholder(schema: pa.Schema, groups: int) -> dict[str, str]:
     """Return the key for a file of `groups` row groups, with zeros instead of checksums."""
-    chunks = groups * len(_schema_leaves(schema))
+    chunks = groups * len(_list_schema_leaves(schema))
     return {_KEY: "0" * _CHECKSUM_DIGITS * (1 + chunks)}
 
 
@@ -272,7 +274,7 @@ def _compute_checksums(
     offset, value_size = value_span
     chunks = b"".join(
         b"%08x" % zlib.crc32(read(chunk_size, start))
-        for start, chunk_size in _chunk_spans(metadata)
+        for start, chunk_size in _list_chunk_spans(metadata)
     )
     assert len(chunks) == value_size - _CHECKSUM_DIGITS, (
         "there is not as much room as there are chunks"
@@ -281,7 +283,7 @@ def _compute_checksums(
     return end - length + offset, b"%08x" % zlib.crc32(filled) + chunks
 
 
-def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
+def _list_chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
     for group in range(metadata.num_row_groups):
         row_group = metadata.row_group(group)
         for column in range(metadata.num_columns):
@@ -423,11 +425,11 @@ def read_bounds(location: Location, path: str, size: int) -> FileBounds:
     try:
         metadata = pq.read_metadata(location.file(path), filesystem=location.filesystem)
         bounds_of: dict[str, Any] = {
-            name: _footer_bounds(metadata, name) for name in _BOUNDED_COLUMNS
+            name: _read_footer_bounds(metadata, name) for name in _BOUNDED_COLUMNS
         }
         missing = [name for name, column_bounds in bounds_of.items() if column_bounds is None]
         if missing and metadata.num_rows:
-            bounds_of.update(_row_bounds(location, path, missing))
+            bounds_of.update(_find_row_bounds(location, path, missing))
     except (OSError, pa.ArrowException, KeyError):
         return _UNKNOWN
     if not metadata.num_rows:
@@ -436,7 +438,7 @@ def read_bounds(location: Location, path: str, size: int) -> FileBounds:
     return FileStats(metadata.num_rows, series, sequence, us), commits
 
 
-def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
+def _read_footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
     """Return the bounds of a column from the footer; None if it lacks them."""
     leaf = metadata.schema.names.index(column)
     groups = [metadata.row_group(group).column(leaf) for group in range(metadata.num_row_groups)]
@@ -450,7 +452,7 @@ def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
     return min(group.min_raw for group in statistics), max(group.max_raw for group in statistics)
 
 
-def _row_bounds(
+def _find_row_bounds(
     location: Location, path: str, columns: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
     table = pq.read_table(

@@ -316,7 +316,7 @@ class RowFilter:
 
         Rows without a flag are not needed.
         """
-        start, end = self._names_range(table) if is_sorted else (0, table.num_rows)
+        start, end = self._find_names_range(table) if is_sorted else (0, table.num_rows)
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)
         if self.lows is not None:
@@ -370,7 +370,7 @@ class RowFilter:
         lows[is_found] = self.lows[rows[is_found]]
         return lows
 
-    def _names_range(self, table: pa.Table) -> tuple[int, int]:
+    def _find_names_range(self, table: pa.Table) -> tuple[int, int]:
         """Return the range of rows from the first to the last of `names`."""
         if self.names is None:
             return 0, table.num_rows
@@ -632,7 +632,7 @@ def _read_by_runs(
     The bounds of a row group give its first and last series; `series` has those between. If
     timestamps fall exactly as often as the series may change, each fall begins the next series.
     """
-    names = _names_of_groups(piece, reading.series)
+    names = _find_names_of_groups(piece, reading.series)
     if names is None:
         return None
     others = reading.schema.remove(reading.schema.get_field_index("series"))
@@ -658,7 +658,7 @@ def _read_by_runs(
     return rows._replace(series=encoded)
 
 
-def _names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[str]] | None:
+def _find_names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[str]] | None:
     """Return the series that each row group may have; None if they are too many, or unknown."""
     if piece.file.is_foreign:
         return None
@@ -702,7 +702,7 @@ def _read_piece(
         groups, needed_rows = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
     other_columns = [name for name in schema.names if name not in tested and name not in fixed]
-    texts = [*coded, *(_texts(schema) if count * FEW_ROWS < len(needed) else [])]
+    texts = [*coded, *(_list_texts(schema) if count * FEW_ROWS < len(needed) else [])]
     names = [name for name in tested if name in tests or name not in fixed]
     columns = {
         **_filter_columns({name: tested[name] for name in names if name in schema.names}, needed),
@@ -723,7 +723,7 @@ def _select_groups(
     return chosen, needed if len(chosen) == len(groups) else needed[np.repeat(is_needed, sizes)]
 
 
-def _texts(schema: pa.Schema) -> list[str]:
+def _list_texts(schema: pa.Schema) -> list[str]:
     types = pa.string(), pa.binary()
     return [field.name for field in schema if field.type in types and field.name != "series"]
 
@@ -763,7 +763,7 @@ class OpenFile:
         )
         self._readers: dict[tuple[str, ...], Any] = {}
 
-    def _reader(self, encoded: tuple[str, ...] = ()) -> Any:
+    def _open_reader(self, encoded: tuple[str, ...] = ()) -> Any:
         """Return the file, opened to read the columns `encoded` as dictionaries."""
         if encoded not in self._readers:
             self._readers[encoded] = self._open(read_dictionary=list(encoded) or None)
@@ -797,7 +797,7 @@ class OpenFile:
             for name in encoded
             if name in names and self.footer.has_dictionary(groups[0], name)
         )
-        source = self._reader(dictionaries)
+        source = self._open_reader(dictionaries)
         table = source.read_row_groups(groups, columns=names, use_threads=threads)
         return {name: _in_microseconds(table[name]) for name in names}
 

@@ -115,7 +115,7 @@ def read_head_metadata(location: Location, head_id: int) -> CommitMetadata:
     """Return the commit metadata of a head file, without its rows; raise as `load_index` does."""
     path = head_path(location, head_id)
     try:
-        return _metadata_at(location, path)
+        return _read_metadata_at(location, path)
     except _DAMAGE_ERRORS as error:
         raise unreadable_head_error(location, path, str(error)) from error
 
@@ -125,7 +125,7 @@ def head_chain(location: Location, head_id: int | None, since_us: int) -> Iterat
     while head_id is not None:
         path = head_path(location, head_id)
         try:
-            metadata = _metadata_at(location, path)
+            metadata = _read_metadata_at(location, path)
         except FileNotFoundError:
             return  # Maintenance has removed it, and all older ones.
         except _DAMAGE_ERRORS as error:
@@ -145,7 +145,7 @@ def is_ancestor(location: Location, head_id: int, commit: int, metadata: CommitM
         if metadata.parent == head_id:
             return True
         try:
-            metadata = _metadata_at(location, head_path(location, metadata.parent))
+            metadata = _read_metadata_at(location, head_path(location, metadata.parent))
         except _DAMAGE_ERRORS:
             return False
     return False
@@ -158,11 +158,11 @@ def readable_metadata(location: Location) -> dict[int, CommitMetadata]:
     for path in heads:
         with contextlib.suppress(OSError, *_DAMAGE_ERRORS):
             head_id = int(os.path.basename(path).split(".")[0], 16)
-            readable[head_id] = _metadata_at(location, path)
+            readable[head_id] = _read_metadata_at(location, path)
     return readable
 
 
-def _metadata_at(location: Location, path: str) -> CommitMetadata:
+def _read_metadata_at(location: Location, path: str) -> CommitMetadata:
     """Return the commit metadata of a file; do not read all of a large one."""
     with location.read(path) as file:
         if file.size() > MAX_WHOLE_READ_BYTES:
@@ -378,7 +378,7 @@ class Snapshot:
         `keys` splits no series. With few series, a process need not load the index of all.
         """
         now = self.newest_index(series)
-        return now if self.as_of is None else self._past_index(now, series, keys)
+        return now if self.as_of is None else self._load_past_index(now, series, keys)
 
     def newest_index(self, series: Sequence[str] | None = None) -> SeriesIndex:
         """Return the index of the current head, at least for `series`, whatever `as_of` says."""
@@ -394,7 +394,7 @@ class Snapshot:
     def _heads(self) -> LastIndex:
         return last_index(self.location) if self.heads is None else self.heads
 
-    def _past_index(
+    def _load_past_index(
         self, now: SeriesIndex, series: Sequence[str] | None, keys: KeyRange
     ) -> SeriesIndex:
         """Compute the index from the rows up to then, and the floors of the index `now`."""

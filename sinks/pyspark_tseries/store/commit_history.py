@@ -111,7 +111,7 @@ def keep_history(store: Store) -> None:
         return
     location, kept_ids, changed = store.location, dict[int, dict[int, int]](), set[int]()
     above = last_commit.number + COMMITS_PER_FILE
-    for commit in _ids_from_end(location, store.version()):
+    for commit in _read_ids_from_end(location, store.version()):
         file_start = _first_of(commit.number)
         if file_start not in kept_ids:
             kept_ids[file_start] = _read_kept(location, file_start)
@@ -159,7 +159,7 @@ def _list_versions(location: Location, newest: int) -> list[int]:
     return sorted(version for version in versions if version <= newest)
 
 
-def _ids_from_end(location: Location, newest: int) -> Iterator[CommitId]:
+def _read_ids_from_end(location: Location, newest: int) -> Iterator[CommitId]:
     for version in reversed(_list_versions(location, newest)):
         commit = _read_commit_id(location, version)
         if commit is not None:

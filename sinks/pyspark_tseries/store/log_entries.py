@@ -213,17 +213,21 @@ def seal(content: bytes) -> bytes:
     """Return `content` with its checksum in place of the zeros."""
     match = _CHECKSUM.search(content)
     assert match is not None, "there is no room for a checksum"
-    crc = _checksum_around(content, *match.span(1))
+    crc = _compute_checksum_around(content, *match.span(1))
     return b"%b%08x%b" % (content[: match.start(1)], crc, content[match.end(1) :])
 
 
 def has_wrong_checksum(content: bytes) -> bool | None:
     """Return whether `content` is not as `seal` returned it; None if it has no checksum."""
     match = _CHECKSUM.search(content)
-    return None if match is None else _checksum_around(content, *match.span(1)) != int(match[1], 16)
+    return (
+        None
+        if match is None
+        else _compute_checksum_around(content, *match.span(1)) != int(match[1], 16)
+    )
 
 
-def _checksum_around(content: bytes, start: int, end: int) -> int:
+def _compute_checksum_around(content: bytes, start: int, end: int) -> int:
     """Return the checksum of `content` with zeros from `start` to `end`."""
     prefix_crc = zlib.crc32(content[:start])
     return zlib.crc32(content[end:], zlib.crc32(NO_CHECKSUM.encode(), prefix_crc))
@@ -257,7 +261,7 @@ _CRC_POLYNOMIAL: Final = 0xEDB88320
 
 def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
     """Return `content` with the wrong bit flipped; its checksum is from `start` to `end`."""
-    right = b"%08x" % _checksum_around(content, start, end)
+    right = b"%08x" % _compute_checksum_around(content, start, end)
     wrong = [
         position for position in range(start, end) if content[position] != right[position - start]
     ]
@@ -290,7 +294,7 @@ def _shift(change: int) -> int:
 
 def seal_info(change: NewEntry, own_info: Mapping[str, Any]) -> dict[str, Any]:
     """Return `own_info` with the checksum of an entry that Delta writes into an object store."""
-    return {**own_info, CHECKSUM_KEY: _content_checksum(change.lines(), own_info)}
+    return {**own_info, CHECKSUM_KEY: _compute_content_checksum(change.lines(), own_info)}
 
 
 _COVERED: Final = {
@@ -301,7 +305,9 @@ _COVERED: Final = {
 """Delta writes these fields of actions unchanged."""
 
 
-def _content_checksum(lines: Iterable[Mapping[str, Any]], own_info: Mapping[str, Any]) -> str:
+def _compute_content_checksum(
+    lines: Iterable[Mapping[str, Any]], own_info: Mapping[str, Any]
+) -> str:
     """Return the checksum of an entry's actions and its object `tseries`, in any order and form."""
     values = [
         [kind, [line[kind].get(field) for field in fields]]
@@ -415,6 +421,6 @@ def _check_own(
             raise TornEntry(f"it has {len(lines)} of {own_info['lines']} lines")
         is_changed = has_wrong_checksum(data) is not False
     else:
-        is_changed = own_info[CHECKSUM_KEY] != _content_checksum(lines, own_info)
+        is_changed = own_info[CHECKSUM_KEY] != _compute_content_checksum(lines, own_info)
     if is_changed:
         raise TornEntry("it is not what was written: the checksum is another one")

@@ -44,14 +44,14 @@ def later(monkeypatch):
 @pytest.fixture
 def times_of_log(monkeypatch):
     """Gives the log's entries times; those that are not there have none."""
-    real = readers._entry_time_ns
+    real = readers._read_entry_time_ns
 
     def given(seconds):
         def time_ns(location, version):
             there = real(location, version) is not None
             return seconds[version] * 1_000_000_000 if there else None
 
-        monkeypatch.setattr(readers, "_entry_time_ns", time_ns)
+        monkeypatch.setattr(readers, "_read_entry_time_ns", time_ns)
 
     return given
 
