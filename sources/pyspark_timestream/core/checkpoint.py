@@ -333,7 +333,7 @@ CTI_SETTINGS: Final = ("ctiFrequency", "ctiHeader", "ctiImport")
 def parse_offset(value: Any) -> dict[str, Any]:
     """Return an offset or report in a query's progress: text or parsed JSON, by version and client.
 
-    It is empty for a source that has none, or whose offset is no JSON object.
+    It is empty for a source that has none, or has one that is no JSON object.
     """
     try:
         offset = json.loads(value) if isinstance(value, str) else value

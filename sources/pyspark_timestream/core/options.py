@@ -352,7 +352,7 @@ def make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of parsed JSON.
 
     Raises:
-        ValueError: a name is there twice, of which one value would be lost in silence.
+        ValueError: a name is there twice, and one of its values would be lost in silence.
     """
     entries: dict[str, Any] = {}
     for name, value in pairs:

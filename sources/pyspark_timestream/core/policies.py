@@ -103,7 +103,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
 """The policy table of semantics 3."""
 
 DEFAULT_POLICY: Final = "drop"
-"""The policy of a stream whose options name none."""
+"""The policy of a stream without the option."""
 
 KEEP_ALL: Final = "flag"
 """The policy that loses nothing: commands that inspect a topic use it, and messages advise it."""

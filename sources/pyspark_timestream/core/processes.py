@@ -47,7 +47,7 @@ class _OutputError(BaseException):
 
 
 class _Output:
-    """Standard output, whose failures are `_OutputError`."""
+    """Standard output; it fails with `_OutputError`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -197,7 +197,7 @@ def _apportion(size: int, total: int, pieces: int) -> int:
 
 
 def _cut(offset_range: OffsetRange, pieces: int) -> list[OffsetRange]:
-    """Cut `offset_range` into consecutive ranges whose sizes differ by at most one."""
+    """Cut `offset_range` into consecutive ranges of the same size, give or take one."""
     pieces = min(pieces, offset_range.size)
     edges = [
         offset_range.start_inclusive + offset_range.size * piece // pieces

@@ -74,7 +74,7 @@ def read_case(case: Case, raw: Mapping[str, str]) -> CaseRecords:
 
 
 def _read_options(case: Case, raw: Mapping[str, str]) -> tuple[KafkaOptions, str]:
-    """Return the query's options, or else options to fetch records, and why the former fail."""
+    """Return the query's options, or if these fail, options to fetch records, and why."""
     fetching = {**raw, "subscribe": case.partition.topic}
     try:
         options = read_kafka_options({**fetching, **case.settings})

@@ -681,7 +681,7 @@ _Key = tuple[str, str]
 
 _Nodes = dict[_Key, Node]
 _Hops = dict[tuple[_Key, _Key], int | None]
-"""From one node to another -> the clock of the second, as far as it follows the first."""
+"""From one node to another -> the clock up to which the second has followed the first."""
 
 
 def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Chain | None:

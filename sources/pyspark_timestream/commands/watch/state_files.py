@@ -265,7 +265,7 @@ def _list_operators(root: Path) -> list[Path]:
 
 
 def _list_stores(folder: Path) -> Iterator[_Store]:
-    """Yield the stores of an operator whose rows count."""
+    """Yield the stores of an operator that have each of its rows once."""
     try:
         text = (folder / "_metadata" / "metadata").read_text(encoding="utf-8")
         metadata = json.loads(text.partition("\n")[2])

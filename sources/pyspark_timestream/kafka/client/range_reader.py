@@ -581,7 +581,7 @@ def choose_small_ranges(
 ) -> list[OffsetRange]:
     """Choose the ranges to read at once, smallest first; none if there would be only one.
 
-    Topics whose mean size of records, `record_bytes`, is unknown are left out.
+    Topics are left out if the mean size of their records, `record_bytes`, is unknown.
     """
     sized = [
         (offset_range, record_bytes(offset_range.partition.topic))

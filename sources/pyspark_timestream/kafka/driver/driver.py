@@ -411,7 +411,7 @@ class StreamDriver:
         range_ends: Mapping[Partition, RangeEnd],
         commit: Callable[[], object],
     ) -> None:
-        """Note the clocks after the batch `offset`, whose rows this process has read.
+        """Note the clocks after the batch `offset`, because this process has read its rows.
 
         `commit` runs in the background, because only a restart reads what it writes to the group.
         The next `plan` waits for it.

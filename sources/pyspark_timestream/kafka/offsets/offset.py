@@ -417,7 +417,7 @@ def _find_bad_range(offset: StreamOffset) -> str | None:
 
 
 def _find_bad_change(offset: StreamOffset) -> str | None:
-    """Find a change that this batch cannot know, or whose values cannot be read."""
+    """Find a change that this batch cannot know, or that has unreadable values."""
     numbers = [change.number for change in offset.changes]
     if numbers and (numbers != sorted({*numbers}) or numbers[0] < 0 or numbers[-1] > offset.number):
         return f"its changes are those of the batches {numbers}"

@@ -54,7 +54,7 @@ _CLOCKS: Final = (*_GENERATED, "ctiHeader")
 _CTIS: Final = (*_GENERATED, *CTI_SETTINGS[1:])
 _ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 CTI_SOURCES: Final = (*_CTIS, "finalCti")
-"""The options of which one is needed for a column `cti` (semantics 2.8)."""
+"""A column `cti` needs one of these options (semantics 2.8)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Declares the options that select records, and those that define the formats of payloads.
 
-`ReadingOptions` has the former and `PayloadOptions` adds the latter; `KafkaOptions` extends both.
+`ReadingOptions` selects records, `PayloadOptions` adds the formats, and `KafkaOptions` extends it.
 Values and keys have the same options under different names: `PayloadRules` holds one such set, so
 that the rules for both are written once.
 """

@@ -61,7 +61,7 @@ _NUMPY: Final = {
     "float": np.float32,
     "double": np.float64,
 }
-"""Types whose wire values are numpy arrays; those of an enum are its indices, others binary."""
+"""Types with numpy arrays as wire values; an enum has its indices there, other types binary."""
 
 _WORD: Final = 8
 _MAX_LONG: Final = 2**63 - 1
