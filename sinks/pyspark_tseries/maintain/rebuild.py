@@ -33,8 +33,13 @@ from pyspark_tseries.storage.data_files import (
 )
 from pyspark_tseries.storage.erasures import list_records
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import base_fields, scan_file, scan_state
-from pyspark_tseries.storage.snapshot import load_index, read_head_metadata, readable_metadata
+from pyspark_tseries.storage.row_reader import base_fields, scan_file
+from pyspark_tseries.storage.snapshot import (
+    load_index,
+    read_head_metadata,
+    readable_metadata,
+    scan_state,
+)
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entries_back
 from pyspark_tseries.store.store import Store

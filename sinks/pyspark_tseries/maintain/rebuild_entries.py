@@ -76,13 +76,13 @@ from pyspark_tseries.storage.row_reader import (
     base_fields,
     read_rows,
     scan_file,
-    scan_state,
 )
 from pyspark_tseries.storage.snapshot import (
     head_path,
     load_index,
     read_head_metadata,
     readable_metadata,
+    scan_state,
     write_head,
 )
 from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, shadow_log

@@ -110,13 +110,15 @@ def _fold_plain(scan: Scan, folding: Folding, merger: Merger) -> None:
     ranges = Ranges(scan)
     edited = _LatestEdits(_find_edits(scan, ranges, folding.columns))
     is_sorted = not any(file.is_foreign for file in scan.originals)
+    # The rows of small files come together, each file's in its order.
+    must_sort = not is_sorted or "sequence" in folding.columns
     more = [] if is_sorted and not ranges.has_sequences and not edited else ["sequence"]
 
     def fold(rows: pa.Table) -> None:
         if more:
             needed = ranges.flag_sequences(rows) & ~edited.flag(rows)
             rows = rows if needed.all() else rows.filter(pa.array(needed))
-        merger.add(folding.fold(rows if is_sorted else sort_rows(rows), ranges.times))
+        merger.add(folding.fold(sort_rows(rows) if must_sort else rows, ranges.times))
 
     columns = list(dict.fromkeys([*folding.columns, *more]))
     scan.fold(columns, fold, by_runs=not more and not folding.needs_series)

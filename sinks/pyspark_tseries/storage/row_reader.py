@@ -34,7 +34,6 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import file_schema, select_fields
-from pyspark_tseries.model.series_index import STATE_COLUMNS, combine_states, compute_state
 from pyspark_tseries.storage.data_files import (
     Checksums,
     DataFile,
@@ -392,6 +391,9 @@ def _overlaps(needed: tuple[int, int], low: int, high: int) -> bool:
     return high >= needed[0] and low <= needed[1]
 
 
+ROWS_PER_FOLD: Final = 4096
+"""Fold the rows of small files together, at least this many at once."""
+
 SMALL_PIECE_ROWS: Final = 256
 """Read all columns of up to this many rows at once, in this thread."""
 
@@ -454,9 +456,8 @@ def read_files(
         UnusableStore: a file is missing or damaged; the error names it and its contents.
         OSError: an object store cannot be reached.
     """
-    reading = Reading(schema, row_filter)
-    pieces_rows = _map_pieces(location, files, row_filter, reading, lambda rows: rows)
-    return assemble_pieces(pieces_rows, schema)
+    jobs = _map_jobs(location, files, row_filter, Reading(schema, row_filter), list)
+    return assemble_pieces(chain.from_iterable(jobs), schema)
 
 
 def assemble_pieces(pieces_rows: Iterable["PieceRows"], schema: pa.Schema) -> pa.Table:
@@ -470,30 +471,40 @@ def fold_files(
     location: Location,
     files: Sequence[DataFile],
     reading: Reading,
-    fold: Callable[[pa.Table], _To],
-) -> list[_To]:
-    """Return `fold` of the rows of each piece that has any, in the order of files.
+    fold: Callable[[pa.Table], None],
+) -> None:
+    """Call `fold` with the rows of each piece that has any, and with those of small files together.
 
-    The threads that read also fold, so memory holds a piece for each of them, and what `fold`
-    returned. Row groups are chosen by all of the filter, but rows may be outside its `times`.
+    The threads that read also fold, so memory holds a piece for each of them. Row groups are chosen
+    by all of the filter, but rows may be outside its `times`.
 
     Args:
         location: the location of the store.
         files: the files.
         reading: what is read; this function chooses the size of pieces. `series` is a dictionary.
-        fold: gets the rows of a piece.
+        fold: gets rows; those of one file are in its order.
 
     Raises:
         UnusableStore, OSError: as `read_files`.
     """
     schema, of_rows = reading.schema, replace(reading.row_filter, times=ANY_VALUE)
 
-    def fold_piece(rows: PieceRows) -> _To:
-        if rows.series is None:
-            return fold(_assemble(rows.fixed, [rows], schema))
-        other_columns = schema.remove(schema.get_field_index("series"))
-        table = _assemble(rows.fixed, [rows], other_columns)
-        return fold(table.append_column("series", rows.series))
+    def fold_job(pieces_rows: Iterable[PieceRows]) -> None:
+        small: list[PieceRows] = []
+        count = 0
+        for rows in pieces_rows:
+            if rows.series is not None:
+                other_columns = schema.remove(schema.get_field_index("series"))
+                table = _assemble(rows.fixed, [rows], other_columns)
+                fold(table.append_column("series", rows.series))
+                continue
+            small.append(rows)
+            count += rows.rows
+            if count >= ROWS_PER_FOLD:
+                fold(assemble_pieces(small, schema))
+                small, count = [], 0
+        if small:
+            fold(assemble_pieces(small, schema))
 
     wide = any(not pa.types.is_primitive(field.type) for field in schema if field.name != "series")
     of_pieces = replace(
@@ -502,17 +513,17 @@ def fold_files(
         series=() if of_rows.columns else reading.series,
         piece_rows=ROWS_PER_PIECE * (1 if wide else NARROW_PIECES),
     )
-    return _map_pieces(location, files, reading.row_filter, of_pieces, fold_piece)
+    _map_jobs(location, files, reading.row_filter, of_pieces, fold_job)
 
 
-def _map_pieces(
+def _map_jobs(
     location: Location,
     files: Sequence[DataFile],
     of_groups: RowFilter,
     reading: Reading,
-    function: "Callable[[PieceRows], _To]",
+    function: "Callable[[Iterable[PieceRows]], _To]",
 ) -> list[_To]:
-    """Return `function` of the needed rows of each piece; several threads call it.
+    """Return `function` of the needed rows of the pieces of each job; several threads call it.
 
     `of_groups` chooses row groups, and the filter of `reading` their rows.
     """
@@ -525,12 +536,11 @@ def _map_pieces(
         for piece in plan_pieces(file, footer, of_groups, reading.piece_rows)
     ]
     threads = len(pieces) == 1
-    results = map_parallel(
-        lambda job: [function(rows) for rows in read_pieces(location, job, reading, threads)],
+    return map_parallel(
+        lambda job: function(read_pieces(location, job, reading, threads)),
         _divide_pieces(pieces, width),
         width,
     )
-    return list(chain.from_iterable(results))
 
 
 def stream_file(
@@ -566,15 +576,10 @@ def plan_pieces(
     return pieces
 
 
-def _divide_pieces(pieces: Iterable[FilePiece], width: int) -> list[list[FilePiece]]:
-    """Divide `pieces`, in their order, into jobs for `width` threads; a job is about one file."""
-    pieces = list(pieces)
-    job_size = max(1, len(pieces) // (JOBS_PER_THREAD * width))
-    jobs: list[list[FilePiece]] = []
-    for _, of_file in groupby(pieces, key=lambda piece: piece.file.path):
-        group = list(of_file)
-        jobs += [group[start : start + job_size] for start in range(0, len(group), job_size)]
-    return jobs
+def _divide_pieces(pieces: Sequence[FilePiece], width: int) -> list[Sequence[FilePiece]]:
+    """Divide `pieces`, in their order, into jobs for `width` threads."""
+    size = max(1, len(pieces) // (JOBS_PER_THREAD * width))
+    return [pieces[start : start + size] for start in range(0, len(pieces), size)]
 
 
 def map_parallel(function: Callable[[_From], _To], items: Sequence[_From], width: int) -> list[_To]:
@@ -610,18 +615,21 @@ def read_pieces(
     reading: Reading,
     threads: bool = False,
 ) -> Iterator[PieceRows]:
-    """Yield the needed rows of some pieces of one file; open the file once."""
-    first_piece = pieces[0]
-    with (
-        explain_read_errors(location, first_piece.file),
-        location.read(location.file(first_piece.file.path)) as file,
-    ):
-        source = OpenFile(location, file, first_piece.footer)
-        for piece in pieces:
-            rows = _read_by_runs(source, piece, reading, threads) if reading.series else None
-            rows = rows or _read_piece(source, piece, reading, threads)
-            if rows is not None:
-                yield rows
+    """Yield the needed rows of some pieces; open a file once."""
+    for _, of_file in groupby(pieces, key=lambda piece: piece.file.path):
+        file_pieces = list(of_file)
+        data, footer = file_pieces[0].file, file_pieces[0].footer
+        with (
+            explain_read_errors(location, data),
+            location.read(location.file(data.path)) as file,
+        ):
+            source = OpenFile(location, file, footer)
+            for piece in file_pieces:
+                by_runs = reading.series and data.rows > ROWS_PER_FOLD
+                rows = _read_by_runs(source, piece, reading, threads) if by_runs else None
+                rows = rows or _read_piece(source, piece, reading, threads)
+                if rows is not None:
+                    yield rows
 
 
 def _read_by_runs(
@@ -878,23 +886,3 @@ def scan_file(
         matching = rows if expression is None else rows.filter(expression)
         if matching.num_rows:
             yield matching
-
-
-def scan_state(
-    location: Location,
-    data: Iterable[DataFile],
-    row_filter: RowFilter = ALL_ROWS,
-    expression: pc.Expression | None = None,
-) -> tuple[pa.Table, int]:
-    """Return the state of series from the events that pass, and the time of their newest commit.
-
-    The state is without a horizon.
-    """
-    schema, states, newest_us = base_fields(STATE_COLUMNS), [], 0
-    for file in data:
-        file_states = []
-        for table in scan_file(location, file, schema, row_filter, expression):
-            file_states.append(compute_state(table, -1))
-            newest_us = max(newest_us, int(to_int64(table["commit_time"]).max(initial=0)))
-        states.append(combine_states(file_states))
-    return combine_states(states), newest_us

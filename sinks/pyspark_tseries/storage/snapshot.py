@@ -16,7 +16,7 @@ import dataclasses
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -47,9 +47,12 @@ from pyspark_tseries.model.commits import (
 )
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.series_index import (
+    STATE_COLUMNS,
     SeriesIndex,
     apply_change,
     build_index,
+    combine_states,
+    compute_state,
     filter_series,
     merge_changes,
     min_retained_table,
@@ -57,10 +60,10 @@ from pyspark_tseries.model.series_index import (
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import (
+    ALL_ROWS,
     RowFilter,
     base_fields,
     scan_file,
-    scan_state,
 )
 
 LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -486,3 +489,23 @@ def _gone_error(which: str, accepts: str) -> InvalidQuery:
         accepts,
         "ask for a later time, and keep more with tseries.minRetentionAge",
     )
+
+
+def scan_state(
+    location: Location,
+    data: Iterable[DataFile],
+    row_filter: RowFilter = ALL_ROWS,
+    expression: pc.Expression | None = None,
+) -> tuple[pa.Table, int]:
+    """Return the state of series from the events that pass, and the time of their newest commit.
+
+    The state is without a horizon.
+    """
+    schema, states, newest_us = base_fields(STATE_COLUMNS), [], 0
+    for file in data:
+        file_states = []
+        for table in scan_file(location, file, schema, row_filter, expression):
+            file_states.append(compute_state(table, -1))
+            newest_us = max(newest_us, int(to_int64(table["commit_time"]).max(initial=0)))
+        states.append(combine_states(file_states))
+    return combine_states(states), newest_us

@@ -15,6 +15,7 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import MIN_NUMBER, KeyRange
 from pyspark_tseries.model.columns import INSTANT, ORIGINAL_FIELDS, query_schema
+from pyspark_tseries.read.states import Folding
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.data_files import write_events
 from pyspark_tseries.storage.location import parse_location
@@ -275,3 +276,21 @@ def test_a_file_is_opened_once_for_many_pieces(tmp_path, watched, monkeypatch):
     found = read_files(location, [data_file(written.path, written.size)], SCHEMA, RowFilter())
     assert found["timestamp"].cast(pa.int64()).to_pylist() == list(range(40))
     assert len(opened) == 2
+
+
+def test_the_rows_of_small_files_are_folded_together(tmp_path, monkeypatch):
+    """A fold of a few rows takes as long as one of thousands."""
+    store = TimeSeries.create(tmp_path, {"x": pa.int64()}, "unlimited", auto_compact=False)
+    for number in range(40):
+        at = pa.array([number] * 2, pa.timestamp("us", "UTC"))
+        store.append_many(pa.table({"series": ["a", "b"], "timestamp": at, "x": [number, -number]}))
+    monkeypatch.setattr(row_reader, "CPU_COUNT", 1)
+    folded = []
+    fold = Folding.fold
+    monkeypatch.setattr(
+        Folding, "fold", lambda self, *given: folded.append(given) or fold(self, *given)
+    )
+    found = store.range_query().every("1 hour").aggregate(x="sum", n=("x", "last")).select_from()
+    assert [row["n"] for row in found.to_arrow().to_pylist()] == [39, -39]
+    assert [row["x"] for row in found.to_arrow().to_pylist()] == [780, -780]
+    assert len(folded) == row_reader.JOBS_PER_THREAD
