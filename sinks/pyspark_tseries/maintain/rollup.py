@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.instants import MIN_US
 from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import (
     HistoryChanged,
@@ -698,7 +699,8 @@ class _RollupRun:
         """Append the buckets that are new."""
         starts = to_int64(buckets["timestamp"])
         codes = pc.index_in(buckets["series"].cast(pa.string()), due.names).to_numpy()
-        is_new = (starts >= due.lows[codes]) & (starts < due.highs[codes])
+        # A clock that starts at 0001-01-01 has buckets from before it, which no event can have.
+        is_new = (starts >= np.maximum(due.lows[codes], MIN_US)) & (starts < due.highs[codes])
         is_new[_join_keys(buckets, existing)[0]] = False
         buckets = buckets.filter(pa.array(is_new))
         if buckets.num_rows:

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -401,6 +401,26 @@ def test_a_rollup_by_months_of_a_zone_has_every_month_from_any_day_on(tmp_path, 
         )
     found = TimeSeries.open(tmp_path / "months").range_query().select_from("a")
     assert found.table["v"].to_pylist() == list(range(1, 12))
+
+
+@pytest.mark.parametrize(("width", "zone"), [("1 day", "Europe/Berlin"), ("10 years", None)])
+def test_a_bucket_from_before_the_year_1_is_left_out_and_the_others_are_added(
+    tmp_path, width, zone
+):
+    """An event at the zero time of Go and .NET made every run fail, for all series."""
+    source = TimeSeries.create(tmp_path / "s", {"n": pa.int64()}, "unlimited")
+    times = [
+        datetime(1, 1, 1, tzinfo=UTC),
+        *(datetime(2001 + 20 * n, 7, 1, tzinfo=UTC) for n in (0, 1)),
+    ]
+    for at in times:
+        source.append("a", 1, at)
+    done = source.rollup(tmp_path / "r", width, {"n": "sum"}, timezone=zone)
+    assert (done.added, done.left) == (1, 0)
+    source.edit("a", 0, 2)
+    done = source.rollup(tmp_path / "r")
+    assert (done.added, done.edited, done.left) == (0, 0, 1)
+    assert TimeSeries.open(tmp_path / "r").verify() == []
 
 
 def test_a_bucket_that_was_erased_in_the_rollup_stays_erased(source, tmp_path):
