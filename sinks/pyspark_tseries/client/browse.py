@@ -85,11 +85,6 @@ def render_trouble(problem: str) -> str:
     )
 
 
-def render_refusal(heading: str, problem: str) -> str:
-    """Return a section that says why the store refuses its question."""
-    return f'{_head(to_html(heading))}<p class="finding">{to_html(problem)}</p>'
-
-
 def _head(html: str) -> str:
     """Return the heading of a section; links lead to it."""
     return f'<h2 tabindex="-1" data-key="head">{html}</h2>'
@@ -578,10 +573,12 @@ class StorePage:
         return sections
 
     def _try(self, heading: str, render: Callable[[], str]) -> str:
+        """Return a section, or why the store refuses its question."""
         try:
             return render()
         except Exception as error:
-            return render_refusal(heading, self._describe_error(error))
+            problem = to_html(self._describe_error(error))
+            return f'{_head(to_html(heading))}<p class="finding">{problem}</p>'
 
     def _describe_error(self, error: Exception) -> str:
         if not isinstance(error, TseriesError):

@@ -217,7 +217,7 @@ def maintain(path: str | Location, principal: str | None = None) -> MaintenanceR
         return None if lock is None else _run_round(store)
 
 
-def maintain_while_busy(location: Location, pause: Callable[[float], None] = time.sleep) -> None:
+def maintain_while_busy(location: Location) -> None:
     """Maintain a store, round after round while many commits are made; the caller has the lock.
 
     Raises:
@@ -231,7 +231,7 @@ def maintain_while_busy(location: Location, pause: Callable[[float], None] = tim
         sweeps = begun_s - swept_s >= PAUSE_BETWEEN_SWEEPS_S
         _run_round(store, sweeps=sweeps)
         swept_s = begun_s if sweeps else swept_s
-        pause(PAUSE_BETWEEN_ROUNDS_S)
+        time.sleep(PAUSE_BETWEEN_ROUNDS_S)
         again = store.refresh() and store.version() - begun >= COMMITS_PER_MAINTENANCE
 
 

@@ -35,7 +35,7 @@ from pyspark_tseries.storage.location import bears_tag, list_event_files
 from pyspark_tseries.storage.row_reader import Footer, load_footer
 from pyspark_tseries.storage.snapshot import Snapshot, write_head
 from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit, Revision
 
 Progress = Callable[[int, int], None]
@@ -58,7 +58,6 @@ def widen_columns(
     *,
     principal: str,
     progress: Progress | None = None,
-    clock: Callable[[], int] = now_us,
 ) -> None:
     """Give value columns the types in `columns`, which are as wide as the present ones, or wider.
 
@@ -67,7 +66,6 @@ def widen_columns(
         columns: the columns, by their names in any case.
         principal: who does it.
         progress: called after each file.
-        clock: the wall clock, in microseconds.
 
     Raises:
         IncompatibleValue: a column is not there, or its type is not as wide as the present one.
@@ -76,19 +74,19 @@ def widen_columns(
         WrongClock: the clock is far ahead, or was when the last commit was made.
         OSError: the storage failed.
     """
-    _change(store, _Widening(store, columns, principal, progress), clock)
+    _change(store, _Widening(store, columns, principal, progress))
 
 
 def add_struct_fields(store: Store, columns: Sequence[pa.Field]) -> None:
     """Add struct fields for a writer, without requiring ownership."""
-    _change(store, _Widening(store, columns, None, None), now_us)
+    _change(store, _Widening(store, columns, None, None))
 
 
-def _change(store: Store, widening: "_Widening", clock: Callable[[], int]) -> None:
+def _change(store: Store, widening: "_Widening") -> None:
     widening.check()
     widening.copy_files()
     with contextlib.suppress(_NothingToWiden):
-        store.append(widening, clock)
+        store.append(widening)
 
 
 def _has_local_times(data_type: pa.DataType) -> bool:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -173,7 +174,7 @@ def test_maintenance_without_file_locks_runs_once_per_process(store, patient, mo
 
 
 @pytest.mark.thorough
-def test_maintenance_continues_while_commits_go_on(store):
+def test_maintenance_continues_while_commits_go_on(store, monkeypatch):
     fill(store, COMMITS_PER_MAINTENANCE)
     files, rounds = [], [2 * COMMITS_PER_MAINTENANCE, COMMITS_PER_MAINTENANCE - 3]
 
@@ -182,7 +183,9 @@ def test_maintenance_continues_while_commits_go_on(store):
         if rounds:
             fill(store, rounds.pop(0), first=1000 * len(files))
 
-    maintenance.maintain_while_busy(store.location, pause)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+    monkeypatch.setattr(maintenance, "time", clock)
+    maintenance.maintain_while_busy(store.location)
     assert files == [COMMITS_PER_MAINTENANCE, 1]
 
 
@@ -205,7 +208,9 @@ def test_a_busy_store_loses_old_log_entries_each_round_and_is_listed_once_a_minu
             fill(store, COMMITS_PER_MAINTENANCE, first=1000 * rounds)
 
     fill(store, COMMITS_PER_MAINTENANCE)
-    maintenance.maintain_while_busy(store.location, pause)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pause)
+    monkeypatch.setattr(maintenance, "time", clock)
+    maintenance.maintain_while_busy(store.location)
     assert (steps.count("_list_obsolete_log"), steps.count("_sweep")) == (3, sweeps)
 
 
