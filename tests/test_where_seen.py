@@ -8,6 +8,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Set
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,10 +18,19 @@ import pytest
 from documents import ROOT, read, section, table
 from generate import CONNECTORS
 
+from pyspark_timestream.commands.explanation import SHOWN_COUNTERS
+from pyspark_timestream.commands.metrics import COUNTER_METRICS
+from pyspark_timestream.commands.watch.case_records import COUNTED
 from pyspark_timestream.core.options import OptionSpec, option_specs
-from pyspark_timestream.core.policies import KEEP_ALL, POLICIES
+from pyspark_timestream.core.policies import KEEP_ALL, LATE_COUNTERS, POLICIES, Action
 from pyspark_timestream.kafka.diagnosis.history import build_progress
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.diagnosis.mistakes import count_lost
+from pyspark_timestream.kafka.offsets.offset import (
+    NO_MALFORMED_VALUES,
+    MalformedValues,
+    PartitionOffset,
+    StreamOffset,
+)
 from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition
@@ -175,10 +185,33 @@ def test_a_counter_counts_something(counter: str) -> None:
     )
     found = set()
     for policy in set(POLICIES) - {"fail"}:
-        rules = TimeRules("interval", policy, every_events=1, max_future_us=500, from_us=60)
-        counted = step(rules, PartitionClock(), events, ignored)[0].counters()
-        found |= {name for name, count in counted.items() if count}
+        for shape, given in (("interval", events), ("point", replace(events, end_us=None))):
+            rules = TimeRules(shape, policy, every_events=1, max_future_us=500, from_us=60)
+            counted = step(rules, PartitionClock(), given, ignored)[0].counters()
+            found |= {name for name, count in counted.items() if count}
     assert counter in found
+
+
+@pytest.mark.parametrize("counter", LATE_COUNTERS)
+def test_a_counter_of_late_events_is_shown_and_has_cases(counter: str) -> None:
+    assert counter in SHOWN_COUNTERS
+    assert counter in COUNTED
+    assert counter in COUNTER_METRICS["dropped"][0].description
+    for page in ("monitor.md", "timestream-dashboard.json", "troubleshooting.md"):
+        assert counter in read(f"docs/how-to/{page}")
+    assert f"`{counter}`" in section(SEMANTICS, "### 7.7 Replays by time")
+
+
+@pytest.mark.parametrize("action", [action for action in Action if action.moves])
+def test_late_events_that_an_action_moves_are_not_lost(action: Action) -> None:
+    assert not count_lost(PartitionClock(**{action.counter: 5}))
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(MalformedValues)])
+def test_what_tasks_count_of_values_reaches_the_offset(name: str) -> None:
+    noted = replace(NO_MALFORMED_VALUES, **{name: (("type", 2),) if name == "by_reason" else 7})
+    assert MalformedValues.from_json(noted.to_json()) == noted
+    assert noted + NO_MALFORMED_VALUES == noted == NO_MALFORMED_VALUES + noted
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -47,7 +47,7 @@ from pyspark_timestream.report import (
     svg,
     utc_ticks,
 )
-from pyspark_timestream.rules.clocks import PartitionClock, max_known
+from pyspark_timestream.rules.clocks import COUNTERS, PartitionClock, max_known
 
 MAX_TIMES: Final = 10
 """This many CTIs are listed for each operator, earliest first."""
@@ -423,12 +423,14 @@ _MAX_WRITERS: Final = 10
 _MAX_DIAGNOSES: Final = 5
 """A text without details shows this many: the first in full, the others on one line each."""
 
-COUNTERS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "tombstones", "future")
-"""The counters that are shown for a partition, by their public names."""
+SHOWN_COUNTERS: Final = tuple(
+    name for name in COUNTERS if name not in ("ctis", "ignoredCtis", "outside")
+)
+"""The counters of events, by their public names."""
 
 _COLUMNS: Final = (
     *("", "partition", "offset", "lag", "CTI", "behind", "last event", "idle"),
-    *COUNTERS,
+    *SHOWN_COUNTERS,
 )
 
 
@@ -522,7 +524,7 @@ def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
             _format_behind(fact.behind_us),
             format_time(fact.last_us),
             "yes" if fact.idle else "no",
-            *(str(counters[name]) for name in COUNTERS),
+            *(str(counters[name]) for name in SHOWN_COUNTERS),
         )
     ]
     writers, more = fact.writers, len(fact.writers) - _MAX_WRITERS

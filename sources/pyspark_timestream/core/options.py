@@ -139,7 +139,16 @@ def option(
 ) -> Any:
     """Declare a dataclass field as the option `name`; without a default it is required."""
     spec = OptionSpec(
-        name, parser, default, description, excludes, needs, effect, may_change, changes, help
+        name=name,
+        parser=parser,
+        default=default,
+        description=description,
+        excludes=excludes,
+        needs=needs,
+        effect=effect,
+        may_change=may_change,
+        changes=changes,
+        help=help,
     )
     return dataclasses.field(default=default, metadata={_KEY: spec})
 

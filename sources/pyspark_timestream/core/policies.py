@@ -112,6 +112,9 @@ KEEP_ALL: Final = "flag"
 LATE_COUNTERS: Final = tuple({action.counter: None for action in Action if action.counter})
 """The counters of late events; each late event is counted in one of them."""
 
+MOVED_COUNTERS: Final = tuple({action.counter: None for action in Action if action.moves})
+"""Those of late events that become rows with another time."""
+
 
 def find_policy(settings: Mapping[str, str]) -> Policy:
     """Return the violation policy of a stream with the options `settings`, as text."""

@@ -15,6 +15,7 @@ import numpy as np
 from pyspark_timestream.commands.peek.command import format_cell
 from pyspark_timestream.commands.watch.follow import Case
 from pyspark_timestream.core.instants import NEVER, Mask, format_instant
+from pyspark_timestream.core.policies import Action
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.decode.payload import Payload, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
@@ -135,7 +136,7 @@ def _choose_counted(
     for block in blocks:
         payload = read_payload(options, None, block)
         clock, result = step(options.rules, clock, payload.events, payload.marks)
-        mask = _COUNTED[case.counter](options, payload, result)
+        mask = COUNTED[case.counter](options, payload, result)
         rows = []
         for row in np.flatnonzero(mask)[:MAX_SHOWN]:
             time = format_instant(int(result.times[row])) if result.well_formed[row] else "none"
@@ -161,10 +162,16 @@ def _find_valueless(payload: Payload, result: BlockResult) -> Mask:
     return np.zeros(len(result.times), dtype=np.bool_) if valueless is None else valueless
 
 
-_COUNTED: Final[Mapping[str, Find]] = {
-    "dropped": lambda _, payload, result: result.late & ~result.keep,
-    "adjusted": lambda _, payload, result: result.late & (result.violation == ADJUSTED),
-    "flagged": lambda _, payload, result: result.late & (result.violation == LATE),
+def _find_late(action: Action) -> Find:
+    """Return what finds the late records of an action, by what it does with them."""
+    if not action.moves and action is not Action.FLAG:
+        return lambda _, payload, result: result.late & ~result.keep
+    violation = ADJUSTED if action.moves else LATE
+    return lambda _, payload, result: result.late & (result.violation == violation)
+
+
+COUNTED: Final[Mapping[str, Find]] = {
+    **{action.counter: _find_late(action) for action in Action if action.counter},
     "malformed": lambda _, payload, result: result.malformed & ~_find_valueless(payload, result),
     "tombstones": lambda _, payload, result: result.malformed & _find_valueless(payload, result),
     "future": _find_future,

@@ -14,7 +14,7 @@ from threading import Lock, Thread
 from typing import Any, Final
 
 from pyspark_timestream.commands.explanation import (
-    COUNTERS,
+    SHOWN_COUNTERS,
     OperatorState,
     describe_changes,
     describe_operator,
@@ -398,7 +398,7 @@ def _describe_stream(stream: StreamView, now_us: int, width: int) -> Iterator[st
     if len(explanation.diagnoses) > 1:
         others = format_count(len(explanation.diagnoses) - 1, "more finding")
         yield from _wrap(f"and {others}: explain has them", width)
-    yield from _wrap(", ".join(f"{stream.counts[name]:,} {name}" for name in COUNTERS), width)
+    yield from _wrap(", ".join(f"{stream.counts[name]:,} {name}" for name in SHOWN_COUNTERS), width)
     yield from _describe_partitions(stream, width)
 
 

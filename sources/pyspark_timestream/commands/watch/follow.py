@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pyspark_timestream.commands.explanation import (
-    COUNTERS,
+    SHOWN_COUNTERS,
     OperatorState,
     PartitionFacts,
     StreamExplanation,
@@ -74,12 +74,12 @@ WINDOW_US: Final = MINUTE_US
 _QUIET_US: Final = 10 * SECOND_US
 """A query that has finished its last batch is quiet after this long."""
 
-SHOWS_CASES: Final = COUNTERS[1:]
+SHOWS_CASES: Final = SHOWN_COUNTERS[1:]
 """Counters with cases on the page: all but that of events."""
 
-_READ_COUNTERS: Final = attrgetter(*COUNTERS)
+_READ_COUNTERS: Final = attrgetter(*SHOWN_COUNTERS)
 _READ_CASES: Final = attrgetter(*SHOWS_CASES)
-_NOTHING: Final = (0,) * len(COUNTERS)
+_NOTHING: Final = (0,) * len(SHOWN_COUNTERS)
 
 
 class CtiPoint(NamedTuple):
@@ -294,7 +294,7 @@ def _count_lately(history: History) -> dict[str, int]:
     since_us = last_batch.planned_us - WINDOW_US
     early = [batch for batch in history if batch.planned_us <= since_us]
     before = (early[-1] if early else history[0]).offset.partitions
-    totals = [0] * len(COUNTERS)
+    totals = [0] * len(SHOWN_COUNTERS)
     for partition, offset in last_batch.offset.partitions.items():
         new = _READ_COUNTERS(offset.clock)
         old = _READ_COUNTERS(before[partition].clock) if partition in before else _NOTHING
@@ -302,7 +302,7 @@ def _count_lately(history: History) -> dict[str, int]:
             totals = [
                 sum_ + max(now - then, 0) for sum_, now, then in zip(totals, new, old, strict=True)
             ]
-    return dict(zip(COUNTERS, totals, strict=True))
+    return dict(zip(SHOWN_COUNTERS, totals, strict=True))
 
 
 def _list_subscriptions(batch: BatchReport) -> Iterable[tuple[str, int | None]]:

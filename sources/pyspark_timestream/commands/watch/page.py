@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from pyspark_timestream.commands.explanation import (
-    COUNTERS,
+    SHOWN_COUNTERS,
     PartitionFacts,
     describe_changes,
     describe_operator,
@@ -393,7 +393,7 @@ def _render_counts(stream: StreamView, number: int, samples_of: int | None) -> s
     boxes = "".join(
         f'<li class="{"some" if name != "events" and stream.counts[name] else ""}">'
         f"<b>{stream.counts[name]:,}</b> {name}</li>"
-        for name in COUNTERS
+        for name in SHOWN_COUNTERS
     )
     explanation = stream.explanation
     reasons = "".join(

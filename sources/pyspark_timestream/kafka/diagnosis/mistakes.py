@@ -26,6 +26,7 @@ from pyspark_timestream.core.instants import (
 from pyspark_timestream.core.policies import (
     KEEP_ALL,
     LATE_COUNTERS,
+    MOVED_COUNTERS,
     find_future_policy,
     find_policy,
 )
@@ -548,7 +549,7 @@ def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator
         f"of {events} events {dropped} were dropped as late, {flagged} flagged, "
         f"{malformed} malformed"
     )
-    worst = max(clocks, key=_count_lost)
+    worst = max(clocks, key=count_lost)
     if worst.cti_us is not None and worst.last_us is not None and worst.last_us < worst.cti_us:
         behind_us = worst.cti_us - worst.last_us
         text += f"; the last event is {round_duration(behind_us)} before the CTI"
@@ -558,7 +559,7 @@ def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator
         Kind.EVERYTHING_DROPPED,
         name_partitions(partitions),
         text,
-        since_us=find_since(history, partitions, lambda p: _count_lost(p.clock) > 0),
+        since_us=find_since(history, partitions, lambda p: count_lost(p.clock) > 0),
         partitions=frozenset(partitions),
         advice=advice if has_late else "",
     )
@@ -566,14 +567,16 @@ def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator
 
 def _loses_rows(now: PartitionClock, before: PartitionClock) -> bool:
     """True if half or more of all events, or of those since `before`, are lost."""
-    lost, recent = _count_lost(now), now.events - before.events
+    lost, recent = count_lost(now), now.events - before.events
     return (now.events > 0 and 2 * lost >= now.events) or (
-        recent > 0 and 2 * (lost - _count_lost(before)) >= recent
+        recent > 0 and 2 * (lost - count_lost(before)) >= recent
     )
 
 
-def _count_lost(clock: PartitionClock) -> int:
-    return max(_count_late(clock) - clock.adjusted, 0) + clock.malformed
+def count_lost(clock: PartitionClock) -> int:
+    """Count the events that no result has: late ones that keep their time, and malformed ones."""
+    moved: int = sum(getattr(clock, name) for name in MOVED_COUNTERS)
+    return max(_count_late(clock) - moved, 0) + clock.malformed
 
 
 # -- replays ---------------------------------------------------------------------------------------
