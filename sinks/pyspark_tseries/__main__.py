@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import Any
 
 from pyspark_timestream.core.instants import parse_instant, to_datetime
-from pyspark_timestream.core.processes import end_quietly, leave_out_pandas
+from pyspark_timestream.core.processes import end_quietly, leave_out_pandas, read_wall_clock
 from pyspark_timestream.errors import escape_controls
 from pyspark_tseries import __version__
 from pyspark_tseries.client import browse, show
@@ -46,7 +46,7 @@ from pyspark_tseries.storage.erasures import Erasure
 from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 
 @end_quietly
@@ -255,7 +255,9 @@ def _tell_progress(line: str) -> None:
 
 
 def _forget_writer(path: Location, arguments: argparse.Namespace) -> int:
-    forget_writer(Store.open(path), arguments.writer, now_us(), author_or_user(arguments.principal))
+    forget_writer(
+        Store.open(path), arguments.writer, read_wall_clock(), author_or_user(arguments.principal)
+    )
     return 0
 
 

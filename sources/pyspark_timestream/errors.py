@@ -3,7 +3,7 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 C = TypeVar("C", bound=type)
@@ -49,6 +49,11 @@ def compose_message(problem: str, accepts: str | None = None, next_step: str | N
 
 _MAX_SHOWN: Final = 80
 """A message shows at most this many characters of a value."""
+
+
+def name_topics(topics: Iterable[str]) -> str:
+    """Return topics for a message, sorted: `topic 'a', topic 'b'`."""
+    return ", ".join(f"topic '{topic}'" for topic in sorted(topics))
 
 
 def shorten(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pytest
-from timestream.builders import options
+from timestream.builders import PASSING, options
 
 from pyspark_timestream.core.checkpoint import check_offset
 from pyspark_timestream.core.instants import FINAL_US, NEVER
@@ -109,7 +109,7 @@ def test_trill_22_an_event_below_an_explicit_mark_is_dropped() -> None:
     assert in_order([1, 101, 0, 99], result) == ["e1", "e101", "c100"]
 
 
-@pytest.mark.parametrize("policy", ["drop", "adjust", "flag"])
+@pytest.mark.parametrize("policy", PASSING)
 def test_trill_25_sorted_input_from_the_grid_has_its_marks_on_the_grid(policy: str) -> None:
     times = range(1001)
     _, result = points(*times, policy=policy, every_us=10)

@@ -313,7 +313,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StateTrack:
     """A series in a panel of states."""
 
     name: str
@@ -331,7 +331,7 @@ class Panel:
     title: str
     unit: str
     lines: tuple[Line, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[StateTrack, ...] = ()
     low: float = 0.0
     high: float = 0.0
     is_whole: bool = False
@@ -388,7 +388,7 @@ def _describe_line(line: Line, unit: str) -> str:
     return f" from {show_number(low)} to {show_number(high)}{unit}, last {show_number(line.last)}"
 
 
-def _describe_row(row: Row) -> str:
+def _describe_row(row: StateTrack) -> str:
     return f"last {row.spans[-1].state.lstrip(SEVERAL)}" if row.spans else "without values"
 
 
@@ -805,14 +805,14 @@ def _find_pixels(
 
 
 def _pick_marks(rows: _Rows, values: FloatArray, marked: Int64Array, pixels: int) -> PlotMarks:
-    """Return marks at rows; where several would cover each other, one of them."""
+    """Return marks at rows, at most one for four pixels of the width and a 50th of the height."""
     if len(marked) > pixels:
         pixel = ((rows.us[marked] - rows.low) / max(rows.high - rows.low, 1) * pixels).astype(
             np.int64
         )
         size = float(np.ptp(values[marked])) or 1.0
         height = ((values[marked] - values[marked].min()) / size * 50).astype(np.int64)
-        _, once = np.unique(pixel // 4 * 64 + height, return_index=True)
+        _, once = np.unique(pixel // 4 * 51 + height, return_index=True)
         marked = marked[np.sort(once)]
     sequences = rows.originals
     return PlotMarks(
@@ -842,7 +842,7 @@ def _make_band(
 # -- states ----------------------------------------------------------------------------------------
 
 
-def _make_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iterator[Row]:
+def _make_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iterator[StateTrack]:
     is_thinned = False
     states = rows.table[column].combine_chunks().dictionary_encode(null_encoding="encode")
     names = [
@@ -856,7 +856,7 @@ def _make_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Itera
             rows, codes[current_rows], names, current_rows, (rows.high - rows.low) / pixels
         )
         is_thinned = is_thinned or any(span.state == SEVERAL for span in spans)
-        yield Row(name, position, spans)
+        yield StateTrack(name, position, spans)
     if is_thinned:
         notes.append(f"{column}: grey where a pixel has several states")
 

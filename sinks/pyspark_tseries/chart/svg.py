@@ -37,8 +37,8 @@ from pyspark_tseries.chart.figure import (
     NumberAxis,
     Panel,
     PlotMarks,
-    Row,
     Span,
+    StateTrack,
     TimeAxis,
     fit_time_axis,
     format_moment,
@@ -219,7 +219,7 @@ def _cut_line_name(line: Line, width: int) -> str:
     return cut_text(line.name, min(24, _count_fitting_letters(width / 3 - 12)))
 
 
-def _cut_row_name(row: Row, width: int) -> str:
+def _cut_row_name(row: StateTrack, width: int) -> str:
     return cut_text(row.name, min(18, _count_fitting_letters(width / 3 - 6)))
 
 

@@ -18,7 +18,7 @@ from pyspark_tseries.chart.figure import (
     Figure,
     Line,
     Panel,
-    Row,
+    StateTrack,
     TimeAxis,
     fit_time_axis,
     number_axis,
@@ -246,7 +246,9 @@ def _draw_states(
         yield f"{pad(name, label_width, to_right=True)} {bar}{coloured}"
 
 
-def _draw_spans(row: Row, times: TimeAxis, style: Style, columns: int, is_boolean: bool) -> str:
+def _draw_spans(
+    row: StateTrack, times: TimeAxis, style: Style, columns: int, is_boolean: bool
+) -> str:
     true, false, several, dash = "#_?-" if style.is_ascii else "█▁▒─"
     cells = [" "] * columns
     for span in row.spans:

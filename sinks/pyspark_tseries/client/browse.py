@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import MINUTE_US, SECOND_US, format_instant, parse_instant
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.report import (
     age_html,
     cut_text,
@@ -58,7 +59,8 @@ from pyspark_tseries.model.columns import label_column
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.store import now_us
+
+_LOG: Final = logging.getLogger(__name__)
 
 _MAX_CELL: Final = 120
 _LONG: Final = 30
@@ -433,8 +435,6 @@ def _cut(text: str) -> str:
     return cut_text(text, _MAX_CELL)
 
 
-_LOG: Final = logging.getLogger(__name__)
-
 PAGES: Final = "the page is at /"
 ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     **address_arguments(4051),
@@ -462,7 +462,7 @@ def browse(location: Location, arguments: argparse.Namespace) -> int:
     store, view = viewer.open()
     listed = viewer.list_series(view, "", 0)
     if arguments.json:
-        facts = viewer.facts(store, now_us())
+        facts = viewer.facts(store, read_wall_clock())
         contents = {
             "store": facts.described,
             "commits": [
@@ -474,7 +474,7 @@ def browse(location: Location, arguments: argparse.Namespace) -> int:
         print(json.dumps(contents, indent=2, default=lambda moment: moment.isoformat()))
         return 0
     server = PageServer(
-        arguments.host, arguments.port, StorePage(viewer, now_us).answer, PAGES, "--port"
+        arguments.host, arguments.port, StorePage(viewer, read_wall_clock).answer, PAGES, "--port"
     )
     print(announce(arguments.host, server.port), flush=True)
     try:

@@ -87,7 +87,7 @@ class Chart:
         return _render_png(self.to_svg(), scale)
 
     def save(self, path: str | os.PathLike[str], scale: float = 2.0) -> None:
-        """Write the chart to a file named `*.svg` or `*.png`; `scale` is of PNG.
+        """Write the chart to a file named `*.svg` or `*.png`; `scale` applies to PNG only.
 
         Raises:
             InvalidQuery: the name ends otherwise; or as `to_png`.
@@ -284,7 +284,7 @@ _METADATA: Final = [*(field.name for field in EVENT_FIELDS), *_EDITED]
 
 
 def render_html(table: pa.Table, selected: int, shape: Shape, noun: str = "event") -> str:
-    """Return an HTML fragment without scripts or outside references; all times are of one zone."""
+    """Return an HTML fragment without scripts or outside references; all times are in one zone."""
     left_out = selected - table.num_rows
     more = f", {left_out} more beyond the limit" if left_out else ""
     noun = noun if table.num_rows == 1 else f"{noun}s"

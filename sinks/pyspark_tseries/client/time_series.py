@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from pyspark_timestream.core.instants import datetime_to_us, to_datetime
 from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES, name_lenient
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import show_value, wrap_methods
 from pyspark_timestream.report import format_count
 from pyspark_tseries.client.convert import (
@@ -78,7 +79,7 @@ from pyspark_tseries.store.admin_commits import (
     set_retained_range,
     set_units,
 )
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, PreparedCommit, SeriesCondition, condition_error
 from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
 from pyspark_tseries.write.rows import staged_schema
@@ -450,7 +451,7 @@ class TimeSeries(Questions):
             InvalidQuery: series are chosen in two ways, `start` or `position` is not valid,
                 `starting_sequence` has a series that is not followed, or `timeout` or `poll` is not
                 a time to wait.
-            UnusableStore: the position is of another store.
+            UnusableStore: the position belongs to another store.
             HistoryChanged: the store lacks the commit of the position: it was put back.
             PermissionDenied: the author may not read, or may not ask for the past
                 (`query_obsolete`) with `starting_sequence`.
@@ -522,7 +523,7 @@ class TimeSeries(Questions):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts of the store."""
+        """Return what the command `describe` prints, by name: settings, columns, sizes, state."""
         return describe(self._store.location)
 
     def cti(self) -> datetime | None:
@@ -548,7 +549,7 @@ class TimeSeries(Questions):
             StoreBusy: other writers won every attempt.
         """
         self._store.refresh()
-        forget_writer(self._store, writer, now_us(), self._author)
+        forget_writer(self._store, writer, read_wall_clock(), self._author)
 
     def erase(self, series: str, sequences: int | Iterable[int], reason: str) -> Erasure | None:
         """Erase the values of events, and of all edits of them: they are null from now on.
@@ -589,7 +590,7 @@ class TimeSeries(Questions):
         """
         self._store.refresh()
         retained = parse_argument("retained_range", retained_range)
-        set_retained_range(self._store, retained, now_us(), self._author)
+        set_retained_range(self._store, retained, read_wall_clock(), self._author)
 
     def add_columns(self, columns: pa.Schema | Mapping[str, pa.DataType]) -> None:
         """Add value columns, null in all earlier events; columns that are there stay as they are.
@@ -710,7 +711,7 @@ class TimeSeries(Questions):
             StoreBusy: other writers won every attempt.
         """
         allowed = ensure_owner(parse_policy(policy), self._author)
-        set_policy(self._store, allowed, now_us(), self._author)
+        set_policy(self._store, allowed, read_wall_clock(), self._author)
 
     def __enter__(self) -> Self:
         """Return the store itself: it holds nothing open, so there is nothing to close."""

@@ -138,7 +138,7 @@ SMALL_FILES_AT_ONCE: Final = 1000
 
 MAX_GROUP_ROWS: Final = 20_000
 MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
-"""A compacted row group is larger than a written one, because its rows are of fewer series."""
+"""A compacted row group is larger than a written one, because it holds fewer series."""
 
 MAX_ENCODED_TEXTS: Final = 1000
 _ENCODED_TEXT: Final = pa.dictionary(pa.int32(), pa.string())

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_timestream.core.instants import DAY_US, format_instant
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import (
     IncompatibleValue,
@@ -64,7 +65,7 @@ from pyspark_tseries.store.checkpoints import (
 )
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import LogFile, list_log_files
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit, Revision
 
 KEPT_FOR_READERS_US: Final = 600_000_000
@@ -270,7 +271,7 @@ def erase(
     reason: str,
     *,
     principal: str | None = None,
-    clock: Callable[[], int] = now_us,
+    clock: Callable[[], int] = read_wall_clock,
 ) -> Erasure | None:
     """Erase the values of events of `series`, and those of all edits of them.
 

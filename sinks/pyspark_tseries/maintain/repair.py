@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries.errors import FROM_A_COPY, Finding, UnusableStore, WrongClock
 from pyspark_tseries.maintain.rebuild import (
     RecoveredHead,
@@ -87,7 +88,7 @@ from pyspark_tseries.store.log_check import (
     unknown_changes_error,
 )
 from pyspark_tseries.store.log_entries import Entry, FileAction, NewEntry, entry_path
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 MAX_SERIES_NAMED: Final = 20
 """A message names at most this many series; a file next to the commit's remains lists them all."""
@@ -590,7 +591,7 @@ class _Repair:
 
         def make(head_id: int | None, _: int) -> SeriesIndex:
             index = store.index()
-            metadata = next_metadata(index, head_id, now_us=now_us(), rows=0)
+            metadata = next_metadata(index, head_id, now_us=read_wall_clock(), rows=0)
             number = metadata.commit if commit is None else commit
             return replace(index, metadata=replace(metadata, commit=number))
 
@@ -621,7 +622,9 @@ def repair(
     location, author = parse_location(path), author_or_user(principal)
     require_owner(location, author, "repair the store")
     # A clock that is ahead would add damage. Do not check the last commit: it may be damaged.
-    check_commit_time(location.root, NEVER_US, now_us(), location.clock_us(), same_machine=False)
+    check_commit_time(
+        location.root, NEVER_US, read_wall_clock(), location.clock_us(), same_machine=False
+    )
     job = _Repair(location, dry_run, give_up, author)
     if _run_steps(job):
         reported_paths = {finding.path for finding in job.left if finding.path is not None}
@@ -754,7 +757,7 @@ def _repair_bounds(job: _Repair) -> None:
     store = Store.open_damaged(job.location)
     wrong = find_wrong_bounds(store)
     if wrong and not job.dry_run:
-        correct_bounds(store, {file: rows for file, (_, rows) in wrong.items()}, now_us())
+        correct_bounds(store, {file: rows for file, (_, rows) in wrong.items()}, read_wall_clock())
     for finding, _ in wrong.values():
         job.mended.append(replace(finding, mended="The log is corrected"))
 
@@ -821,7 +824,7 @@ def _repair_commit_times(job: _Repair) -> None:
         wrong = Finding.of(error)
     else:
         return
-    us = now_us()
+    us = read_wall_clock()
     if store.metadata().commit_us <= us:
         accepted = "That clock is assumed to be right"
         job.mend(wrong, accepted, lambda: job.advance_head(store))
@@ -835,7 +838,7 @@ def _repair_commit_times(job: _Repair) -> None:
 def _describe_correction(future: FutureCommits) -> str:
     times = future.change.commit_us
     if not times:
-        return "No event is of such a commit; the store's time is set back"
+        return "No event belongs to such a commit; the store's time is set back"
     begin, end = min(times), max(times)
     events, series = future.change.events.num_rows, future.change.events["series"].unique()
     return (

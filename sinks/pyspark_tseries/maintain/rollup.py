@@ -583,6 +583,7 @@ class _RollupRun:
         nothing = np.empty(0, np.int64)
         rows = np.flatnonzero(due.highs > due.lows)
         lows, highs = due.lows[rows], due.highs[rows]
+        # Merge ranges of about one length, to the power of two; a long one would hide short ones.
         widths = np.frexp(highs - lows)[1]
         for width in np.unique(widths).tolist():
             alike = widths == width

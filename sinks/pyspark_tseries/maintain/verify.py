@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries.errors import Finding, UnusableStore, WrongClock
 from pyspark_tseries.maintain.erase import find_files_with_values, list_open_records
 from pyspark_tseries.maintain.rebuild import compare_bounds, read_logged_bounds
@@ -57,7 +58,7 @@ from pyspark_tseries.storage.row_reader import (
     read_rows,
 )
 from pyspark_tseries.store.log_check import find_log_damage
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 
 def describe(
@@ -484,7 +485,7 @@ def _find_damage(store: Store) -> Iterator[Finding]:
     with _noted(errors):
         store.log.check()
     with _noted(errors):
-        if store.metadata().commit_us > now_us() + MAX_CLOCK_SKEW_US:
+        if store.metadata().commit_us > read_wall_clock() + MAX_CLOCK_SKEW_US:
             store.read_clock()
     with _noted(errors):
         data = store.data_files()

@@ -79,7 +79,7 @@ def asked_count(query: Query) -> int | None:
 
 
 @dataclass(frozen=True)
-class Series:
+class KnownSeries:
     """Series that have events, with their states in the index.
 
     Attributes:
@@ -100,12 +100,12 @@ class Series:
         """The last sequence of each."""
         return self._take("last_sequence")["last_sequence"]
 
-    def pick(self, positions: Int64Array) -> "Series":
+    def pick(self, positions: Int64Array) -> "KnownSeries":
         """Return the series at `positions`, which are ascending."""
         if len(positions) == len(self):
             return self
         names = [self.names[position] for position in positions.tolist()]
-        return Series(names, self.rows[positions], self.index)
+        return KnownSeries(names, self.rows[positions], self.index)
 
     def retained(self, snapshot: Snapshot) -> tuple[Int64Array, Int64Array]:
         """Return the lowest sequence and the earliest timestamp that each retains."""
@@ -123,7 +123,7 @@ class Series:
         return self.index.columns.take(self.rows, {name: _STATES[name] for name in names})
 
 
-def find_series(index: SeriesIndex, names: Sequence[str] | None) -> Series:
+def find_series(index: SeriesIndex, names: Sequence[str] | None) -> KnownSeries:
     """Return the series with events among `names`, sorted and distinct; None for all."""
     if names is None:
         all_names = index.ids.names()[: index.columns.rows]
@@ -131,7 +131,7 @@ def find_series(index: SeriesIndex, names: Sequence[str] | None) -> Series:
         names, rows = [all_names[row] for row in order.tolist()], order
     else:
         rows = index.ids.find(names)
-    series = Series(list(names), rows, index)
+    series = KnownSeries(list(names), rows, index)
     return series.pick(np.flatnonzero(series.last != NO_SEQUENCE))
 
 
@@ -209,7 +209,7 @@ def interleave(size: int, pieces: Sequence[tuple[Int64Array, NewestRows]]) -> Ne
 
 def read_newest(
     snapshot: Snapshot,
-    series: Series,
+    series: KnownSeries,
     columns: Sequence[str],
     count: int,
     *,
@@ -290,7 +290,7 @@ def read_newest_one(
 
 def read_newest_exactly(
     snapshot: Snapshot,
-    series: Series,
+    series: KnownSeries,
     columns: Sequence[str],
     count: int,
     at_us: int | None = None,
@@ -308,7 +308,7 @@ def read_newest_exactly(
 
 
 def _pick_newest(
-    series: Series,
+    series: KnownSeries,
     rows: pa.Table,
     retained: tuple[Int64Array, Int64Array],
     count: int,
@@ -357,7 +357,7 @@ def _find_codes(rows: pa.Table, names: Sequence[str]) -> Int64Array:
 
 def _read_rows(
     snapshot: Snapshot,
-    series: Series,
+    series: KnownSeries,
     lows: Int64Array,
     columns: Sequence[str],
     to_us: int = MAX_NUMBER,
@@ -393,7 +393,7 @@ def _find_files(snapshot: Snapshot, kind: str, row_filter: RowFilter) -> list[Da
 
 def _find_lows(
     snapshot: Snapshot,
-    series: Series,
+    series: KnownSeries,
     retained: tuple[Int64Array, Int64Array],
     count: int,
     to_us: int,

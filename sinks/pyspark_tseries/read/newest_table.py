@@ -25,8 +25,8 @@ from pyspark_tseries.model.columns import result_schema
 from pyspark_tseries.model.series_index import SeriesIds, SeriesIndex
 from pyspark_tseries.read.newest import (
     KEYS,
+    KnownSeries,
     NewestRows,
-    Series,
     find_series,
     interleave,
     read_newest,
@@ -129,15 +129,15 @@ class _StoreTables:
     def __init__(self) -> None:
         self.tables: list[NewestTable] = []
         self.lock = threading.RLock()
-        self._all: tuple[SeriesIds, int, Series] | None = None
+        self._all: tuple[SeriesIds, int, KnownSeries] | None = None
 
-    def find_series(self, index: SeriesIndex, names: Sequence[str] | None) -> Series:
+    def find_series(self, index: SeriesIndex, names: Sequence[str] | None) -> KnownSeries:
         """Return what `newest.find_series` returns; sort the names of all series only once."""
         if names is not None:
             return find_series(index, names)
         cached, size = self._all, index.columns.rows
         if cached is not None and cached[0] is index.ids and cached[1] == size:
-            series = Series(cached[2].names, cached[2].rows, index)
+            series = KnownSeries(cached[2].names, cached[2].rows, index)
             if (series.last != NO_SEQUENCE).all():
                 return series
         series = find_series(index, None)
@@ -249,7 +249,7 @@ class _Question:
     """A question for newest events; see `ask_newest`. `columns` also has `KEYS`."""
 
     snapshot: Snapshot
-    series: Series
+    series: KnownSeries
     columns: list[str]
     count: int
     at_us: int | None
@@ -411,7 +411,7 @@ class _Question:
         )
 
     def _select_visible(
-        self, series: Series, rows: NewestRows, count: int
+        self, series: KnownSeries, rows: NewestRows, count: int
     ) -> tuple[NewestRows, Int64Array]:
         """Return the rows that answer, and the series whose earlier rows may answer as well.
 

@@ -309,7 +309,8 @@ class Subscription:
         words = self._wording
         if position.store != self._store.id:
             raise UnusableStore(
-                f"{words.position} is of another store than the one now at '{self._store.root}'",
+                f"{words.position} belongs to another store than the one now at "
+                f"'{self._store.root}'",
                 "the store that was subscribed to",
                 f"correct the path, or {words.start_over}",
             )

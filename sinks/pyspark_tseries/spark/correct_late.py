@@ -63,6 +63,8 @@ from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Re
 from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, digest_rows, staged_schema
 
+_LOG: Final = logging.getLogger(__name__)
+
 MergeRule = str | Callable[[Any, Any], Any]
 """The rule that combines two results: `sum`, `min`, `max`, or a function of both."""
 
@@ -354,9 +356,6 @@ def _refuse_other_reasons(in_force: pa.Table) -> None:
             "write these values to a column of another name, in a new store. Nothing of the batch "
             "is stored",
         )
-
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 def correct_late(

@@ -43,7 +43,7 @@ from pyspark_timestream.core.checkpoint import (
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.core.options import quote_setting
 from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
-from pyspark_timestream.errors import CheckpointUnreadable
+from pyspark_timestream.errors import CheckpointUnreadable, name_topics
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch, UpdateFailed
 from pyspark_tseries.model.commits import (
     BATCH_WRITES,
@@ -292,8 +292,8 @@ def _list_differences(mine: RecordStream, theirs: RecordStream) -> list[str]:
     differences = []
     if mine.topics != theirs.topics:
         differences.append(
-            f"the late rows are of {_name_topics(mine.topics)}, and the windows of "
-            f"{_name_topics(theirs.topics)}"
+            f"the late rows are of {name_topics(mine.topics) or 'no topic'}, and the windows of "
+            f"{name_topics(theirs.topics) or 'no topic'}"
         )
     for name in sorted((mine.settings.keys() | theirs.settings.keys()) - _UNRELATED):
         our_text, their_text = mine.settings.get(name), theirs.settings.get(name)
@@ -322,10 +322,6 @@ def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, in
         for name, our_start, their_start in starts
         if our_start is not None and their_start is not None
     ]
-
-
-def _name_topics(topics: Iterable[str]) -> str:
-    return ", ".join(f"topic '{topic}'" for topic in sorted(topics)) or "no topic"
 
 
 def refuse_other_windows(stored: pa.Table, start: str, *, window_us: int, offset_us: int) -> None:

@@ -72,6 +72,8 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.log_entries import entry_path
 
+_LOG: Final = logging.getLogger(__name__)
+
 LOCAL_VISIBILITY_DELAY_US: Final = 50_000
 """A local log entry becomes visible within this time: file systems have coarse clocks."""
 
@@ -321,9 +323,6 @@ def check_schema(schema: pa.Schema, schema_of_store: pa.Schema) -> None:
                 type_name(store_type),
                 "correct the schema, or leave it out",
             )
-
-
-_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from pyspark_timestream.core.adapters import (
     read_definition,
     restore_options,
 )
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import OptionError, wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, TseriesError
 from pyspark_tseries.maintain.widen import add_struct_fields
@@ -60,7 +61,7 @@ from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.rows import plan_rows
 from pyspark_tseries.write.task_output import OptimisticNumber
 
@@ -107,7 +108,7 @@ class DefaultSource(DataSource):
             return DefaultSource(table).reader(schema)
         options = parse_read(self.options)
         schema = drop_options(schema)
-        planned_us: int | None = now_us()
+        planned_us: int | None = read_wall_clock()
         store = Store.open(options.location)
         snapshot = store.snapshot()
         values = pa.schema(snapshot.values)

@@ -60,6 +60,8 @@ from pyspark_tseries.write.task_output import (
 if TYPE_CHECKING:
     from pyspark_tseries.store.store import Store
 
+_LOG: Final = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
@@ -90,8 +92,6 @@ class StagedTask(WriterCommitMessage):
     cti_us: int | None = None
     digest: int | None = None
 
-
-_LOG: Final = logging.getLogger(__name__)
 
 _warned: Final[dict[tuple[str, str], object]] = {}
 """The warnings of this process, by query and subject."""
@@ -164,10 +164,10 @@ def _commit(
 
     has_rows = any(task.output.rows for task in tasks)
     store = Store.open(target.location)
-    joins = _begins_query(store, target.plan, token)
+    registers_writer = _begins_query(store, target.plan, token)
     commit = None
-    if has_rows or joins or _advances_cti(store, token, cti_us):
-        batch = _build_batch(target, tasks, token, cti_us, joins=joins)
+    if has_rows or registers_writer or _advances_cti(store, token, cti_us):
+        batch = _build_batch(target, tasks, token, cti_us, registers_writer=registers_writer)
         try:
             commit = store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
@@ -236,7 +236,7 @@ def _build_batch(
     token: tuple[str, int] | None,
     cti_us: int | None,
     *,
-    joins: bool,
+    registers_writer: bool,
 ) -> Batch:
     """Return the staged rows, in the order of the input, as one batch."""
     options = target.options
@@ -253,7 +253,7 @@ def _build_batch(
         missing_original=options.missing_original,
         clock=options.clock,
         cti_us=cti_us,
-        joins=joins,
+        registers_writer=registers_writer,
         digest=_sum_digests(tasks),
         future=FutureLimit(options.max_future_us, options.future_policy),
         tasks=() if in_memory else tuple(outputs),
@@ -348,7 +348,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from pyspark_tseries.store.store import Store
 
         target, store = self.target, Store.open(self.target.location)
-        store.check_replay(token, _sum_digests(tasks))
+        store.has_batch(token, _sum_digests(tasks))
         if batchId > 0 and is_empty and cti_us is None:
             return _remove_staged(self.target, tasks)
         synced = target.options.synced

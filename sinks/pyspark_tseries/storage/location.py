@@ -252,7 +252,8 @@ def normalize_location(text: str) -> str:
     if not _S3_PREFIX.fullmatch(prefix) or {"", ".", ".."} & set(prefix.split("/")):
         # Delta, Arrow and Amazon each escape other characters differently.
         raise ValueError(
-            "a prefix is of letters A-Z, digits, spaces and _.=@:+,'- in parts between single '/'"
+            "a prefix consists of letters A-Z, digits, spaces and _.=@:+,'- in parts between "
+            "single '/'"
         )
     return f"s3://{s3_uri['bucket']}/{prefix}"
 

@@ -422,7 +422,7 @@ _To = TypeVar("_To")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read of files.
+    """What to read from files.
 
     Attributes:
         schema: the columns.

@@ -146,8 +146,8 @@ def load_table(location: Location) -> DeltaTable:
         # opens an older version, and then updates.
         earlier = _missing_checkpoint(location) - 1
         if earlier < 0:
-            # It lists the log while another process may shorten it, and then misses entries that
-            # are there: what it says again is so.
+            # Delta may have listed the log while another process shortened it, and then misses
+            # entries that are there. Open it once more; a second failure is real.
             return DeltaTable(location.uri)
         table = DeltaTable(location.uri, earlier, storage_options=location.storage_options)
         table.update_incremental()

@@ -25,7 +25,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pyspark_timestream.core.processes import begin_in_forks
+from pyspark_timestream.core.processes import begin_in_forks, read_wall_clock
 from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StoreBusy
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
@@ -106,11 +106,6 @@ class RetryPolicy:
 DEFAULT_RETRYING: Final = RetryPolicy()
 
 _Result = TypeVar("_Result")
-
-
-def now_us() -> int:
-    """Return the wall clock, in microseconds."""
-    return time.time_ns() // 1000
 
 
 class Store:
@@ -431,7 +426,7 @@ class Store:
         problem = f"store '{self.root}': {rivals} in all of {attempts} attempts; {outcome}"
         return StoreBusy(problem, next_step=next_step)
 
-    def read_clock(self, clock: Callable[[], int] = now_us) -> int:
+    def read_clock(self, clock: Callable[[], int] = read_wall_clock) -> int:
         """Return the wall clock in microseconds; raise WrongClock if it is, or was, far ahead."""
         us = clock()
         self.check_time(us)
@@ -456,7 +451,7 @@ class Store:
     def append(
         self,
         batch: Appendable,
-        clock: Callable[[], int] = now_us,
+        clock: Callable[[], int] = read_wall_clock,
         *,
         synced: bool = True,
         attempts: list[PreparedCommit] | None = None,
@@ -491,7 +486,7 @@ class Store:
                 with self.commit_lock(whole=False):
                     committed = next(filter(self._is_committed, attempts), None)
                     was_beaten = self._discard_lost(attempts, committed)
-                    if committed or self.check_replay(batch.token, batch.digest):
+                    if committed or self.has_batch(batch.token, batch.digest):
                         if synced:
                             self.log.sync_entries()
                         return committed
@@ -515,8 +510,8 @@ class Store:
             raise last_error
         raise unreachable_error(self.location, "written", last_error)
 
-    def check_replay(self, token: tuple[str, int] | None, digest: int | None) -> bool:
-        """Call `check_replay` for the log as last refreshed; False without a token."""
+    def has_batch(self, token: tuple[str, int] | None, digest: int | None) -> bool:
+        """Return whether the log, as last refreshed, has this batch; raises as `check_replay`."""
         if token is None:
             return False
         last_digest = None

@@ -390,7 +390,8 @@ class Batch(Appendable):
         clock: the source of missing timestamps: `wall`, the time of the commit, or `event`, the
             newest timestamp of the series.
         cti_us: the CTI of the writer once the batch is stored; None if it gives none.
-        joins: True if this batch registers its query as a writer, even if it appends nothing.
+        registers_writer: True if this batch registers its query as a writer, even if it
+            appends nothing.
         is_correction: True if its originals may lie before the store's CTI; then the batch makes
             no one a writer.
         digest: the digest of its rows, from `digest_rows`; None skips the comparison with the rows
@@ -410,7 +411,7 @@ class Batch(Appendable):
     missing_original: str = "fail"
     clock: str = "wall"
     cti_us: int | None = None
-    joins: bool = False
+    registers_writer: bool = False
     is_correction: bool = False
     digest: int | None = None
     future: FutureLimit = FutureLimit()
@@ -577,7 +578,7 @@ class _Commit:
         appended = sum_results(results)
         files = [result.file for result in results if result.file is not None]
         metadata, change = add_counts(self._metadata, appended.counts), appended.change
-        appends = batch.joins or bool(files)
+        appends = batch.registers_writer or bool(files)
         if context.snapshot is not None and batch.has_edits:
             edited, file = self._write_edits(context.snapshot, change, files)
             metadata = add_counts(metadata, edited.events.counts)

@@ -295,7 +295,7 @@ def explain_stream(
     diagnoses = diagnose(history, failed, outside)
     ranks: dict[Partition, int] = {}
     for rank, diagnosis in enumerate(diagnoses):
-        for partition in diagnosis.partitions - diagnosis.well:
+        for partition in diagnosis.partitions - diagnosis.healthy:
             ranks.setdefault(partition, rank)
     named_writers = {pair for diagnosis in diagnoses for pair in diagnosis.writers}
     facts = _list_facts(history, ranks.keys(), named_writers)

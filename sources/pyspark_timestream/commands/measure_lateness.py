@@ -36,7 +36,7 @@ from pyspark_timestream.core.instants import (
     read_record_times,
 )
 from pyspark_timestream.core.policies import KEEP_ALL
-from pyspark_timestream.errors import OptionError
+from pyspark_timestream.errors import OptionError, name_topics
 from pyspark_timestream.kafka.decode.payload import find_required_columns, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.offsets.positions import (
@@ -575,11 +575,11 @@ def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | N
     return replace(report, notes=tuple(list_notes(options, report, whole_us)))
 
 
-def _name_topics(options: KafkaOptions) -> str:
+def _describe_topics(options: KafkaOptions) -> str:
     if options.subscribe_pattern is not None:
         return f"topics that match '{options.subscribe_pattern}'"
     topics = {partition.topic for partition in options.assign or ()} or set(options.subscribe or ())
-    return ", ".join(f"topic '{topic}'" for topic in sorted(topics))
+    return name_topics(topics)
 
 
 def _find_ranges(
@@ -591,7 +591,7 @@ def _find_ranges(
         brokers = options.client["bootstrap.servers"]
         raise OptionError(
             "subscribe",
-            f"no partition of {_name_topics(options)} exists at {brokers}",
+            f"no partition of {_describe_topics(options)} exists at {brokers}",
             "a topic that exists",
             "check its name",
         )
@@ -609,7 +609,7 @@ def _find_ranges(
     if not any(offset_range.size > 0 for offset_range in ranges):
         raise OptionError(
             "subscribe",
-            f"{_name_topics(options)} holds no records to measure",
+            f"{_describe_topics(options)} holds no records to measure",
             "a topic with records",
             "write some, or read from an earlier place",
         )

@@ -226,7 +226,7 @@ def read_definition(raw: Mapping[str, str], view: str) -> dict[str, str] | None:
                 "it is a secret, and everyone who may read a table of Spark's catalog (CREATE "
                 "TABLE) sees its options",
                 "tables without secrets",
-                f"a temporary view, which is of this session alone: {view}",
+                f"a temporary view, which only this session sees: {view}",
             )
     return options | ({_PATH: locations[0]} if locations else {})
 

@@ -30,6 +30,8 @@ from weakref import WeakSet
 
 from pyspark_timestream.errors import compose_message
 
+_LOG: Final = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _OF_A_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
@@ -281,7 +283,6 @@ def _is_own(path: Path) -> bool:
 
 # -- compiled libraries ----------------------------------------------------------------------------
 
-_LOG: Final = logging.getLogger(__name__)
 
 NATIVE_VARIABLE: Final = "TIMESTREAM_NATIVE"
 """The environment variable that lets a user choose; see `load_compiled`."""

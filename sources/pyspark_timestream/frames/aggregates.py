@@ -45,7 +45,7 @@ _MOST_MEAN_SCALE: Final = 13
 """Decimals with more digits have means that Spark's own functions cannot make of a sum."""
 
 _COUNT_DIGITS: Final = 12
-"""A mean is of fewer rows than the numbers with this many digits."""
+"""A mean covers fewer rows than 10 to this power: its count has at most this many digits."""
 
 
 def aggregate_windows(

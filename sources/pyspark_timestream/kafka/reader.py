@@ -165,7 +165,7 @@ class KafkaTask(InputPartition):
 
 
 class _BatchRead(NamedTuple):
-    """What the driver has read of a batch.
+    """The rows of a batch that the driver read, and where each partition ended.
 
     Attributes:
         rows: None if they take too much memory to be handed over.
@@ -337,7 +337,8 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         try:
             result = reading.result()
         except Exception as error:
-            # The task says it again, unless it helps to try again, as Spark does with tasks.
+            # Do not raise here: the task reads the batch again and reports the error itself, unless
+            # one of the attempts that Spark gives it succeeds.
             _LOG.info("a task reads the batch, since reading it here failed: %s", error)
             return False
         if result.rows is None:
@@ -474,13 +475,15 @@ def read_task(
     ended: dict[Partition, RangeEnd] = {}
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     unbroken = [task_range for task_range in task.plan.ranges if task_range.is_whole]
-    spans = [task_range.offsets for task_range in unbroken if task_range.offsets.size]
+    offset_ranges = [task_range.offsets for task_range in unbroken if task_range.offsets.size]
     needs = find_required_columns(options, projection)
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire(patient, task.group) as reader:
         read_range: ReadRange = reader.read
-        if len(spans) > 1:
-            read_range = prefetch_small_ranges(patient, task.group, spans, needs, read_range)
+        if len(offset_ranges) > 1:
+            read_range = prefetch_small_ranges(
+                patient, task.group, offset_ranges, needs, read_range
+            )
         rows = run_task(options, projection, task.plan, read_range, ended.__setitem__)
         if options.fold is not None:
             rows = fold_rows(options.fold, projection.schema, rows)

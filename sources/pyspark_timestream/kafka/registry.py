@@ -63,6 +63,8 @@ from pyspark_timestream.kafka.schemas import (
     is_schema_text,
 )
 
+_LOG: Final = logging.getLogger(__name__)
+
 _MAX_ANSWER: Final = 200
 _URL: Final = "'schemaRegistry.url'"
 _RESUMES: Final = "the query goes on where it stopped"
@@ -479,6 +481,7 @@ _CONTEXT: Final = re.compile(r":\.[^:]+:")
 _MAX_REFERENCES: Final = 1_000
 
 _SCHEMAS: Final[dict[tuple[object, ...], RegisteredSchema]] = {}
+"""The schemas that this process has fetched; a registered schema never changes."""
 _lock = threading.Lock()
 """Held during a fetch, so that the threads of a process fetch a schema once."""
 
@@ -642,7 +645,6 @@ def _error(name: str, problem: str) -> OptionError:
     return OptionError(name, problem, SPECS[name].parser.accepts, "correct it")
 
 
-_LOG: Final = logging.getLogger(__name__)
 _FIRST_MESSAGE: Final = (0,)
 
 

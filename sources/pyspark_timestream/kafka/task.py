@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,7 @@ from pyspark_timestream.rules.clocks import (
 )
 from pyspark_timestream.rules.step import step
 
-_LOG = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger(__name__)
 
 
 class RangeEnd(NamedTuple):

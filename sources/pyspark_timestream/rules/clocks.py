@@ -99,6 +99,11 @@ def find_early(times: Instants) -> Mask:
     return is_early
 
 
+def has_reached(cti_us: int | None, until_us: int | None) -> bool:
+    """Return whether a CTI has reached `until_us`, the end of the stream; None means no end."""
+    return cti_us is not None and until_us is not None and cti_us >= until_us
+
+
 COUNTERS: Final = (
     "events",
     "dropped",
@@ -199,7 +204,7 @@ class TimeRules:
 
     def is_at_end(self, cti_us: int | None) -> bool:
         """Return whether `cti_us`, of a partition or of the stream, has reached the end."""
-        return self.until_us is not None and cti_us is not None and cti_us >= self.until_us
+        return has_reached(cti_us, self.until_us)
 
 
 @dataclass(frozen=True, slots=True)

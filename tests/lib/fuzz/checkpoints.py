@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from pages import parse_html
-from timestream.builders import at
+from timestream.builders import PASSING, at
 from timestream.changing import Changing, Logs
 from timestream.driven import Driven, FakeBroker
 from timestream.histories import NOON, SECOND, share, state, with_writers
@@ -26,7 +26,6 @@ from pyspark_timestream.commands.watch.command import format_text, to_json
 from pyspark_timestream.commands.watch.follow import CheckpointFollower
 from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.core.checkpoint import LogEntry, check_offset, find_mistake
-from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.core.why import is_own_error
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.driver import driver, trackers
@@ -88,7 +87,7 @@ CLOCKS: Final[dict[str, tuple[str, ...]]] = {
     "idleTimeout": ("3 s", "9 s"),
     "maxFuture": ("1 s", "6 s"),
     "subscribe": ("topic,more", "topic"),
-    "violationPolicy": tuple(sorted(set(POLICIES) - {"fail"})),
+    "violationPolicy": tuple(PASSING),
     "writerFrom": ("header:w",),
     "writerGrace": ("5 s",),
     "writerTimeout": ("5 s",),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.offsets.next_offset import (
@@ -23,6 +24,8 @@ from pyspark_timestream.kafka.ranges import Partition
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INSTANT = pa.timestamp("us", tz="UTC")
 RUN, NOTHING_SEEN = RunContext(), BrokerSnapshot()
+PASSING = sorted(name for name, policy in POLICIES.items() if not policy.fails)
+"""The policies under which a late event ends no query."""
 GIVEN = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "topic"}
 
 

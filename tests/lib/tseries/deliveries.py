@@ -14,10 +14,11 @@ import pytest
 from hypothesis import strategies as st
 from tseries.limits import set_limits
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.compactor import merge_file_groups
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 VALUES = {"celsius": pa.float64(), "n": pa.int64(), "room": pa.string()}
 AGGREGATES = {
@@ -136,7 +137,7 @@ class Deliveries:
     def merge(self):
         with pytest.MonkeyPatch.context() as few:
             set_limits(few, groups_to_merge=2)
-            merge_file_groups(Store.open(self.path), now_us(), everything=False)
+            merge_file_groups(Store.open(self.path), read_wall_clock(), everything=False)
 
     def table(self):
         kinds = {"series": pa.string(), "sequence": pa.int64(), "timestamp": INSTANT}

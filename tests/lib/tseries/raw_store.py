@@ -18,11 +18,12 @@ from tseries.builders import forget_stores, stored
 from tseries.limits import set_limits
 from tseries.store_model_queries import micros
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import InvalidQuery, NoSuchEvent, OutOfOrder, TimeSeries
 from pyspark_tseries.maintain import background
 from pyspark_tseries.maintain.compactor import merge_file_groups
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 NAMES = ["a", "b", "b/1", "", "\uffff", "\U00020bb7"]
 """Sorted by code points the last two are in this order, by UTF-16 they are not."""
@@ -260,14 +261,14 @@ class RawStore:
     def merge(self):
         with pytest.MonkeyPatch.context() as few:
             set_limits(few, groups_to_merge=2)
-            merge_file_groups(Store.open(self.path), now_us(), everything=False)
+            merge_file_groups(Store.open(self.path), read_wall_clock(), everything=False)
         self.losses += not self.keeps
 
     def vacuum(self):
         """Maintenance of two hours later, which removes all files that no commit has any more."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(background, "REMOVED_FILE_RETENTION_HOURS", 0)
-            later_us = now_us() + 7_200_000_000
+            later_us = read_wall_clock() + 7_200_000_000
             set_limits(patch, kept_small_files=0)
             background.remove_obsolete_files(Store.open(self.path), later_us)
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_tseries.store.store import now_us
+from pyspark_timestream.core.processes import read_wall_clock
 
 
 def rewritten_by_spark(table):
@@ -26,7 +26,7 @@ def with_columns_backwards(table):
 
 def rewritten(table, columns=slice(None), **parquet):
     path, version = Path(table.table_uri.removeprefix("file://")), table.version()
-    rows, now_ms = table.to_pyarrow_table(), now_us() // 1000
+    rows, now_ms = table.to_pyarrow_table(), read_wall_clock() // 1000
     info = {
         "timestamp": now_ms,
         "operation": "OPTIMIZE",

@@ -6,9 +6,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from timestream.builders import INSTANT, at, block, micros, options, projection
+from timestream.builders import INSTANT, PASSING, at, block, micros, options, projection
 
 from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.payload import find_required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
@@ -17,6 +18,13 @@ from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import compute_end_clock, run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
+COLUMN_SETS = {
+    "timestamps": ("timestamps_ms", "timestamp_types"),
+    "keys": ("keys",),
+    "values": ("values",),
+    "headers": ("headers",),
+}
+"""What a task may need -> the columns of a block."""
 NUMBER = [("offset", pa.int64()), ("n", pa.int64())]
 CTI = ("cti", INSTANT)
 FLAG = ("violation", pa.string())
@@ -35,7 +43,10 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
             some = values[first : first + size]
             if some:
                 stamps = more.get("timestamps_ms", [0] * len(values))[first : first + size]
-                yield block(*some, first=first, timestamps_ms=stamps)
+                made = block(*some, first=first, timestamps_ms=stamps)
+                # A reader leaves out what a task does not need.
+                left_out = [name for name in COLUMN_SETS if not getattr(needs, name)]
+                yield made._replace(**{each: None for n in left_out for each in COLUMN_SETS[n]})
             first += size
 
     plan = plan or TaskPlan((partition_offset,))
@@ -136,12 +147,12 @@ def test_every_record_is_delivered_at_any_timestamp(sizes):
     assert (clock.events, clock.malformed) == (len(ODD_STAMPS), STARTS.count(None))
 
 
-@pytest.mark.parametrize("policy", ["drop", "adjust", "flag"])
+@pytest.mark.parametrize("policy", PASSING)
 def test_with_ctis_a_record_timestamp_that_is_no_time_meets_the_policy(policy):
     raw = {"ctiHeader": "cti", "violationPolicy": policy}
-    rows, clock = stamped(raw, *([FLAG] if policy == "flag" else []))
+    rows, clock = stamped(raw, *([FLAG] if POLICIES[policy].flags else []))
     expected = list(zip(range(len(ODD_STAMPS)), SHOWN, STARTS, strict=True))
-    if policy == "flag":
+    if POLICIES[policy].flags:
         expected = [(*row, None if row[-1] is not None else "malformed") for row in expected]
     else:
         expected = [row for row in expected if row[-1] is not None]
@@ -417,7 +428,7 @@ noted = st.builds(
     st.lists(noted | st.sampled_from([None, b"broken"]), max_size=12),
     st.lists(st.integers(1, 3), max_size=6),
     wheres,
-    st.sampled_from(["flag", "adjust", "drop"]),
+    st.sampled_from(PASSING),
     st.sampled_from(["PERMISSIVE", "DROPMALFORMED"]),
     st.sampled_from([{}, {"startingCti": SPAN["startingCti"]}]),
 )

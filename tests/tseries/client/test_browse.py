@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pages import NAMES, parse, request
 from tseries.builders import forget_stores
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import escape_controls
 from pyspark_timestream.serving import PageServer
 from pyspark_tseries import TimeSeries
@@ -28,7 +29,7 @@ from pyspark_tseries.client.viewer import ALL, COUNTS, PAGE_ROWS, PageRequest, S
 from pyspark_tseries.maintain.background import plan_maintenance
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.log_check import read_commit_us
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 MAX_PAGE = 300_000
 T0 = datetime(2026, 3, 1, tzinfo=UTC)
@@ -60,7 +61,7 @@ def fill(path, **others):
     return series
 
 
-def page_of(path, principal="anna", clock=now_us):
+def page_of(path, principal="anna", clock=read_wall_clock):
     return StorePage(StoreViewer(parse_location(str(path)), principal, None), clock)
 
 
@@ -170,7 +171,7 @@ def test_all_of_a_series_of_any_length_are_buckets_in_a_zone_too(tmp_path, step)
     table = {"series": pa.array(["a"] * count), "timestamp": times}
     series.append_many(pa.table({**table, "celsius": pa.array([1.0] * count)}))
     viewer = StoreViewer(parse_location(str(tmp_path / "s")), "anna", "Europe/Berlin")
-    drawn = sections(StorePage(viewer, now_us), series="a", last=ALL)["drawn"]
+    drawn = sections(StorePage(viewer, read_wall_clock), series="a", last=ALL)["drawn"]
     assert "Buckets of" in drawn
     assert "celsius, min to max" in drawn
 
@@ -193,7 +194,7 @@ def test_times_among_the_values_are_by_the_clock_of_the_page(tmp_path):
     store.append("a", value, noon)
     store.edit("a", 0, {**value, "seen": noon + timedelta(hours=1)})
     viewer = StoreViewer(parse_location(str(tmp_path / "s")), "root", "Asia/Tokyo")
-    text = "".join(sections(StorePage(viewer, now_us), series="a", event=0).values())
+    text = "".join(sections(StorePage(viewer, read_wall_clock), series="a", event=0).values())
     assert "seen 1 Jul 2026 21:00 \N{RIGHTWARDS ARROW} 1 Jul 2026 22:00" in text
     inner = "{'at': 1 Jul 2026 21:00, 'who': ['ann', null]}"
     assert inner.replace("'", "&#x27;") in text
@@ -217,7 +218,7 @@ def test_commits_are_counted_by_what_the_log_says_and_not_by_times_of_files(tmp_
     for place in ("s", "copy"):
         look = StoreViewer(parse_location(str(tmp_path / place)), "anna", None)
         store, _ = look.open()
-        counts.append(look.facts(store, now_us()).commits)
+        counts.append(look.facts(store, read_wall_clock()).commits)
     assert counts[0][-2:] == counts[1][-2:]
     assert sum(count for _, count in counts[0]) == 6
 
@@ -232,15 +233,15 @@ def test_an_entry_of_the_log_is_read_once_and_a_new_one_is_counted(tmp_path, mon
     look = StoreViewer(parse_location(str(tmp_path / "s")), "anna", None)
     for _ in range(3):
         store, _ = look.open()
-        look.facts(store, now_us())
+        look.facts(store, read_wall_clock())
     assert sorted(read) == list(range(6))
     TimeSeries.open(tmp_path / "s").append("hall", {"celsius": 5.0})
     store, _ = look.open()
-    commits = look.facts(store, now_us() + 30 * 60_000_000).commits
+    commits = look.facts(store, read_wall_clock() + 30 * 60_000_000).commits
     assert sorted(read) == list(range(7))
     assert sum(count for _, count in commits) == 7
     assert commits[-1][1] == 0
-    assert look.facts(store, now_us() + 3 * 3_600_000_000).commits[0][1] == 0
+    assert look.facts(store, read_wall_clock() + 3 * 3_600_000_000).commits[0][1] == 0
 
 
 def test_an_entry_that_cannot_be_read_for_a_while_leaves_none_counted_twice(tmp_path, monkeypatch):
@@ -256,9 +257,9 @@ def test_an_entry_that_cannot_be_read_for_a_while_leaves_none_counted_twice(tmp_
     look = StoreViewer(parse_location(str(tmp_path / "s")), "anna", None)
     store, _ = look.open()
     with pytest.raises(OSError, match="away"):
-        look.facts(store, now_us())
+        look.facts(store, read_wall_clock())
     fails.append(False)
-    assert sum(count for _, count in look.facts(store, now_us()).commits) == 6
+    assert sum(count for _, count in look.facts(store, read_wall_clock()).commits) == 6
 
 
 def test_of_a_long_log_only_so_many_entries_are_read_and_whole_minutes_are_shown(
@@ -472,7 +473,7 @@ def test_the_plan_of_maintenance_is_what_maintenance_then_does(tmp_path):
     for n in range(70):
         series.append("a", n)
     store = Store.open(str(tmp_path / "s"))
-    later = now_us() + 90_000_000_000
+    later = read_wall_clock() + 90_000_000_000
     plan = plan_maintenance(store, later)
     assert (plan.merged_files, plan.single_commits, plan.next_commit) == (70, 70, 95)
     assert plan.merged_bytes == sum(file.size for file in store.snapshot().files)

@@ -358,7 +358,7 @@ def test_a_position_of_other_series_or_another_store_is_refused(store, tmp_path)
     with pytest.raises(InvalidQuery, match=r"follower of \{'series': \['a'\]\}.*'b'"):
         store.follow("b", position=saved)
     other = TimeSeries.create(tmp_path / "t", {"x": pa.int64()}, "unlimited")
-    with pytest.raises(UnusableStore, match="the position is of another store"):
+    with pytest.raises(UnusableStore, match="the position belongs to another store"):
         other.follow("a", position=saved)
 
 

@@ -13,6 +13,7 @@ from tseries.builders import batch, forget_stores, new_store, stored
 from tseries.limits import set_limits
 from tseries.subscriber import Client
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import TimeSeries, WrongClock
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
@@ -23,7 +24,6 @@ from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.store import now_us
 
 VALUES = {"value": pa.int64()}
 HOUR, DAY, YEAR = 3_600_000_000, 86_400_000_000, 365 * 86_400_000_000
@@ -123,7 +123,7 @@ def series(tmp_path):
 
 @pytest.mark.parametrize("step", [50 * 60_000_000, 60_000_000, HOUR])
 def test_commits_each_a_little_ahead_of_the_last_do_not_drift_beyond_an_hour(tmp_path, step):
-    store, begun = new_store(tmp_path / "s"), now_us()
+    store, begun = new_store(tmp_path / "s"), read_wall_clock()
     ahead = 0
     while ahead + step <= HOUR - 30_000_000:  # The storage's clock goes on meanwhile.
         ahead += step
@@ -131,7 +131,7 @@ def test_commits_each_a_little_ahead_of_the_last_do_not_drift_beyond_an_hour(tmp
     for more in (HOUR, 2 * HOUR, 199 * HOUR):
         with pytest.raises(WrongClock, match="set this machine's clock"):
             store.append(batch(("a", None)), lambda: begun + more + 60_000_000)  # noqa: B023
-    assert store.metadata().commit_us <= now_us() + HOUR
+    assert store.metadata().commit_us <= read_wall_clock() + HOUR
     store.append(batch(("a", None)))
     forget_stores()
     TimeSeries.open(tmp_path / "s", auto_compact=False).append("a", 1.0)
@@ -188,7 +188,7 @@ def test_the_first_commit_of_a_store_is_looked_at_too(series, tmp_path, monkeypa
 
 def test_a_store_that_was_idle_for_a_year_goes_on(tmp_path):
     store = new_store(tmp_path / "s")
-    now = now_us()
+    now = read_wall_clock()
     store.append(batch(("a", None)), clock=lambda: now - YEAR)
     store.append(batch(("a", None)), clock=lambda: now)
     assert [row[2] for row in stored(tmp_path / "s")] == [now - YEAR, now]
@@ -210,11 +210,11 @@ def poisoned(series, monkeypatch, ahead=64 * YEAR):
 
 
 def test_a_store_with_commits_of_the_future_is_refused_and_repaired(series, tmp_path, monkeypatch):
-    began = now_us()
+    began = read_wall_clock()
     subscriber = Client(tmp_path / "s", parse_range("unlimited"))
     poisoned(series, monkeypatch)
     subscriber.drain()
-    far = now_us() + 60 * YEAR
+    far = read_wall_clock() + 60 * YEAR
     assert times(tmp_path / "s")["a", 1][0] > far
     with pytest.raises(WrongClock, match=r"python -m pyspark_tseries repair .*/s corrects"):
         series.append("a", 9)
@@ -226,9 +226,9 @@ def test_a_store_with_commits_of_the_future_is_refused_and_repaired(series, tmp_
     assert "so are 3 events of 2 series" in str(done.mended[0])
     assert "The commits 2 to 6 are now of 20" in str(planned.mended[0])
     found = times(tmp_path / "s")
-    assert all(began <= row[1] <= now_us() for row in found.values())
+    assert all(began <= row[1] <= read_wall_clock() for row in found.values())
     for key in (("a", 1), ("a", 2)):
-        assert began <= found[key][0] <= now_us(), "it had the time of its commit"
+        assert began <= found[key][0] <= read_wall_clock(), "it had the time of its commit"
     given = [datetime(2090, 1, 1, tzinfo=UTC), datetime(2090, 6, 1, tzinfo=UTC)]
     assert [found[key][0] for key in (("c", 0), ("b", 1))] == [
         int(moment.timestamp()) * 1_000_000 for moment in given
@@ -262,7 +262,7 @@ def test_commits_of_the_future_are_corrected_where_files_were_merged_by_any_tool
 ):
     from deltalake import DeltaTable
 
-    began = now_us()
+    began = read_wall_clock()
     series.set_retained_range("unlimited")
     poisoned(series, monkeypatch)
     with monkeypatch.context() as context:
@@ -272,7 +272,7 @@ def test_commits_of_the_future_are_corrected_where_files_were_merged_by_any_tool
         series.append_many(rows)
     repair(str(tmp_path / "s"))
     found = times(tmp_path / "s")
-    assert all(began <= row[1] <= now_us() for row in found.values())
+    assert all(began <= row[1] <= read_wall_clock() for row in found.values())
     assert verify(str(tmp_path / "s")) == []
     with monkeypatch.context() as context:
         set_clock(context, 64 * YEAR, kernel=True)

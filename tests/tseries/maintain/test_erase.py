@@ -21,6 +21,7 @@ from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.power_loss import Disk
 from tseries.subscriber import Client
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import (
     Erasure,
     IncompatibleValue,
@@ -44,7 +45,7 @@ from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import replace_files
 from pyspark_tseries.store.checkpoints import wait_for_checkpoints
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 SECRET = "the secret of Ann"
 VALUES = {"text": pa.string()}
@@ -114,7 +115,7 @@ def holding(path, *words):
 
 def maintained(path, after_us=TEN_MINUTES_US):
     forget_stores()
-    remove_obsolete_files(Store.open(str(path)), now_us() + after_us)
+    remove_obsolete_files(Store.open(str(path)), read_wall_clock() + after_us)
 
 
 # -- what readers see ----------------------------------------------------------------------------
@@ -169,12 +170,12 @@ def test_nested_values_are_erased_too_and_other_readers_see_nulls(tmp_path):
 
 
 def test_the_act_stays_with_who_when_why_and_which(series, path):
-    before_us = now_us()
+    before_us = read_wall_clock()
     act = series.erase("a", [4, 1, 1], "request 4711")
     assert series.erasures() == [act]
     assert (act.series, act.sequences, act.events) == ("a", (1, 4), (1, 4))
     assert (act.principal, act.reason, act.commit) == ("me", "request 4711", 6)
-    assert before_us - 1_000_000 <= act.time_us <= now_us()
+    assert before_us - 1_000_000 <= act.time_us <= read_wall_clock()
     table = (
         DeltaTable(path)
         .to_pyarrow_table()
@@ -360,7 +361,7 @@ def test_a_compaction_killed_after_its_files_were_written_is_named_and_swept(
     orphan = next((path / "kind=event").glob("*_0000.parquet"))
     act = series.erase("a", 1, "asked for")
     assert f"kind=event/{orphan.name}" in act.files
-    day_ago = now_us() * 1000 - 25 * 3_600_000_000_000
+    day_ago = read_wall_clock() * 1000 - 25 * 3_600_000_000_000
     for left in (path / "kind=event").glob("*_0000.parquet"):
         if left.name in {os.path.basename(name) for name in act.files}:
             os.utime(left, ns=(day_ago, day_ago))
@@ -535,7 +536,9 @@ def test_an_edit_that_came_first_is_erased_too(series, path):
 
 def test_a_compaction_that_came_first_makes_the_act_look_again(series, path):
     other = rival(Store.open(str(path)))
-    act = erase_meeting(path, 1, lambda: merge_file_groups(other, now_us(), everything=True))
+    act = erase_meeting(
+        path, 1, lambda: merge_file_groups(other, read_wall_clock(), everything=True)
+    )
     assert events(series)[1] == (1, None)
     assert set(act.files) == holding(path, SECRET)
     assert verify(str(path)) == []
@@ -795,7 +798,7 @@ def test_an_object_store_erases_as_a_disk_does(bucket):  # noqa: F811 the fixtur
     assert isinstance(act, Erasure)
     assert [value for _, value in events(series)] == [7000.0, None, 7002.0]
     assert len(act.files) == 1
-    remove_obsolete_files(Store.open(location), now_us() + TEN_MINUTES_US)
+    remove_obsolete_files(Store.open(location), read_wall_clock() + TEN_MINUTES_US)
     assert series.describe()["erasure_files"] == []
     assert series.verify() == []
 

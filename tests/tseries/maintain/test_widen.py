@@ -20,6 +20,7 @@ from tseries.meetings import Meeting, fail, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.subscriber import Client
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import (
     IncompatibleValue,
     InvalidQuery,
@@ -40,7 +41,7 @@ from pyspark_tseries.maintain.widen import widen_columns
 from pyspark_tseries.model.ranges import UNLIMITED, Query
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.admin_commits import add_columns
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 PART = pa.struct([("a", pa.int32())])
 MORE = pa.struct([("a", pa.int64()), ("b", pa.string())])
@@ -267,7 +268,7 @@ def run(series, steps, first=0):
             case ("compact",):
                 series.compact()
             case ("merge",):
-                merge_file_groups(store_of(path), now_us(), everything=True)
+                merge_file_groups(store_of(path), read_wall_clock(), everything=True)
             case ("add",):
                 series.add_columns({"late": pa.int16()})
             case ("limit",):
@@ -426,7 +427,7 @@ def test_the_change_takes_in_what_others_do_before_each_of_its_attempts(series, 
         lambda: other().append("c", value(40)),
         lambda: other().edit("a", 0, value(44)),
         lambda: erase(Store.open(str(path)), "b", 3, "asked for", principal="me"),
-        lambda: merge_file_groups(rival(store), now_us(), everything=True),
+        lambda: merge_file_groups(rival(store), read_wall_clock(), everything=True),
         lambda: add_columns(rival(store), [pa.field("late", pa.int16())]),
         lambda: other().set_retained_range("limit 100"),
     ]
@@ -721,7 +722,7 @@ def test_maintenance_removes_the_old_files_and_the_change_stays(series, path, mo
     for file in path.rglob("*.parquet"):
         os.utime(file, ns=(0, 0))
     set_limits(monkeypatch, kept_small_files=0)
-    remove_obsolete_files(store_of(path), now_us() + 86_400_000_000)
+    remove_obsolete_files(store_of(path), read_wall_clock() + 86_400_000_000)
     live = store_of(path).snapshot().paths
     assert live <= {str(file.relative_to(path)) for file in path.glob("kind=*/*.parquet")}
     assert contents(path) == before

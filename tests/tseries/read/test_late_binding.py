@@ -9,6 +9,7 @@ import pytest
 from tseries.builders import batch, forget_stores, new_store
 from tseries.limits import set_limits
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
 from pyspark_tseries.model.properties import parse_policy
 from pyspark_tseries.model.ranges import Query
@@ -17,7 +18,7 @@ from pyspark_tseries.spark.readers import RangeQueryReader, find_snapshot_at
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import set_policy
 from pyspark_tseries.store.checkpoints import capture_entry, write_checkpoint
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 pytestmark = pytest.mark.spark
 
@@ -34,7 +35,7 @@ def later(monkeypatch):
     """Makes every following read one of a later evaluation, and says when that began."""
 
     def again(us=None):
-        us = now_us() if us is None else us
+        us = read_wall_clock() if us is None else us
         monkeypatch.setattr(readers, "find_later_start", lambda planned_us: us)
         return us
 
@@ -86,9 +87,9 @@ def test_snapshot_after_log_cleanup_counts_old_entries_as_visible(tmp_path, time
 
 def test_snapshot_of_the_present_waits_until_its_entries_are_visible(tmp_path):
     planned = commits(tmp_path / "s", 1).snapshot()
-    began_us = now_us()
+    began_us = read_wall_clock()
     find_snapshot_at(planned, began_us)
-    assert now_us() - began_us >= readers.LOCAL_VISIBILITY_DELAY_US
+    assert read_wall_clock() - began_us >= readers.LOCAL_VISIBILITY_DELAY_US
     began = time.monotonic()
     assert find_snapshot_at(planned, began_us) is find_snapshot_at(planned, began_us)
     assert time.monotonic() - began < 0.04
@@ -97,7 +98,7 @@ def test_snapshot_of_the_present_waits_until_its_entries_are_visible(tmp_path):
 def test_snapshot_is_the_same_after_a_checkpoint_and_after_an_entry(tmp_path):
     planned = new_store(tmp_path / "s").snapshot()
     store = commits(tmp_path / "s", 3)
-    began_us = now_us()
+    began_us = read_wall_clock()
     assert find_snapshot_at(planned, began_us).metadata.commit == 2
     write_checkpoint(store.location, 3)
     change = {"tseries.minRetentionAge": "1S"}
@@ -114,7 +115,7 @@ def test_snapshot_while_an_entry_is_published_is_the_same_in_all_tasks(tmp_path)
     os.link(tmp_path / "s" / "_delta_log" / f"{1:020d}.json", draft)
     writer = threading.Timer(0.2, draft.unlink)
     writer.start()
-    began_us = now_us()
+    began_us = read_wall_clock()
     early = find_snapshot_at(planned, began_us).metadata.commit
     writer.join()
     readers._last_snapshots.clear()  # Another worker.
@@ -126,16 +127,16 @@ def test_snapshot_of_an_entry_with_two_names_is_found(tmp_path, monkeypatch):
     planned = new_store(tmp_path / "s").snapshot()
     commits(tmp_path / "s", 2)
     os.link(tmp_path / "s" / "_delta_log" / f"{2:020d}.json", tmp_path / "draft")
-    assert find_snapshot_at(planned, now_us()).metadata.commit == 1
+    assert find_snapshot_at(planned, read_wall_clock()).metadata.commit == 1
 
 
 def test_snapshot_of_a_removed_or_replaced_store_is_refused(tmp_path):
     planned = commits(tmp_path / "s", 1).snapshot()
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(NoSuchStore, match="was removed while"):
-        find_snapshot_at(planned, now_us())
+        find_snapshot_at(planned, read_wall_clock())
     commits(tmp_path / "s", 2)
-    assert find_snapshot_at(planned, now_us()).metadata.commit == 1
+    assert find_snapshot_at(planned, read_wall_clock()).metadata.commit == 1
 
 
 def plan(path, schema=None, **options):

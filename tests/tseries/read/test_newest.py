@@ -22,6 +22,7 @@ from tseries.builders import forget_stores
 from tseries.deliveries import Deliveries, programs
 from tseries.limits import set_limits
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import NoSuchEvent, TimeSeries, UpdateFailed
 from pyspark_tseries.maintain.compactor import merge_file_groups
 from pyspark_tseries.maintain.rebuild import rebuild
@@ -31,7 +32,7 @@ from pyspark_tseries.read.newest import asked_count
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage import snapshot as heads
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = ["a", "b", "c/ä"]
@@ -122,7 +123,7 @@ class Program:
     def merge(self):
         with pytest.MonkeyPatch.context() as few:
             set_limits(few, groups_to_merge=2)
-            merge_file_groups(Store.open(str(self.path)), now_us(), everything=False)
+            merge_file_groups(Store.open(str(self.path)), read_wall_clock(), everything=False)
 
     def rebuild(self):
         rebuild(str(self.path))

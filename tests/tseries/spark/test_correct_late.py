@@ -446,7 +446,7 @@ def test_query_without_cti_is_refused_by_its_own_note(tmp_path):
     store = Store.open(str(tmp_path / "s"))
     schema = staged_schema(store.values)
     none = schema.empty_table().combine_chunks()
-    store.append(Batch(none, "fail", "m", ("tseries:q:m", 0), joins=True))
+    store.append(Batch(none, "fail", "m", ("tseries:q:m", 0), registers_writer=True))
     store = Store.open(str(tmp_path / "s"))
     refuse_without_ctis(store)  # Its first CTI may yet come.
     note_writer(store.location, "m", 0, None, gives_ctis=False)

@@ -15,6 +15,7 @@ from tseries.rewriting import in_milliseconds, rewritten_by_spark
 from tseries.spark_calls import read
 from tseries.subscriber import Client
 
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
@@ -23,7 +24,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, parse_range
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store import checkpoints
-from pyspark_tseries.store.store import Store, now_us
+from pyspark_tseries.store.store import Store
 
 NAMES = ["", "a", "b", "room \U00020bb7", "z" * 200, "z" * 200 + "y", "\U0010ffff"]
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -155,7 +156,7 @@ def test_timestamps_of_other_units_are_found_in_every_year(tmp_path, tool):
 
 @pytest.mark.parametrize("tool", in_ci([compacted, clustered_by_time, rewritten_by_spark], TOOLS))
 def test_as_of_finds_the_commits_of_rows_that_another_tool_has_gathered(path, tool):
-    moment, series, before = now_us(), opened(path), sorted(read(path))
+    moment, series, before = read_wall_clock(), opened(path), sorted(read(path))
     series.append("a", 9.0)
     tool(DeltaTable(path))
     past = Store.open(path).snapshot().at_time(moment)

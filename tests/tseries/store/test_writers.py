@@ -70,12 +70,12 @@ def test_threads_of_one_process_write_the_same_series_of_one_store(tmp_path):
         lambda store: store.values,
         lambda store: store.transaction("q"),
         lambda store: store.has_token(("q", 0)),
-        lambda store: store.check_replay(("q", 0), None),
+        lambda store: store.has_batch(("q", 0), None),
         lambda store: store.properties(),
         lambda store: describe_change(store, CommitId(0, 1)),
         lambda store: note_commit(store, CommitId(0, 1)),
     ],
-    ids=["values", "transaction", "has_token", "check_replay", "properties", "history", "note"],
+    ids=["values", "transaction", "has_token", "has_batch", "properties", "history", "note"],
 )
 def test_no_thread_reads_the_log_while_another_commits(tmp_path, ask):
     store = new_store(tmp_path / "s")

@@ -69,7 +69,7 @@ MAX_CASES: Final = 20
 _MAX_SLOW: Final = 3
 
 WINDOW_US: Final = MINUTE_US
-"""Counts are of about the last minute of batches."""
+"""Count over about the last minute of batches."""
 
 _QUIET_US: Final = 10 * SECOND_US
 """A query that has finished its last batch is quiet after this long."""
@@ -146,7 +146,7 @@ class StreamView:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryEnds:
+class QueryLinks:
     """What a query reads and writes beside the topics that it reads, if its checkpoint shows it.
 
     Attributes:
@@ -185,7 +185,7 @@ class QueryView:
     triggers: tuple[BatchTiming, ...] = ()
     notes: tuple[str, ...] = ()
     state: tuple[OperatorState, ...] = ()
-    links: QueryEnds = QueryEnds()
+    links: QueryLinks = QueryLinks()
     state_batch: int | None = None
 
 
@@ -322,7 +322,7 @@ class QueryLog:
         self._recalled: dict[str, list[CtiPoint]] = {}
         self._triggers: dict[int, BatchTiming] = {}
         self.state = QueryState()
-        self.links = QueryEnds()
+        self.links = QueryLinks()
         self.ends: dict[Partition, int] = {}
 
     def add(self, number: int, batch: BatchReport, finished_us: int | None) -> None:
@@ -686,7 +686,7 @@ _Hops = dict[tuple[_Key, _Key], int | None]
 
 def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Chain | None:
     """Return the chain of these queries; None if it has only the topics that they read."""
-    if not stores and all(view.links == QueryEnds() for view in views):
+    if not stores and all(view.links == QueryLinks() for view in views):
         return None
     nodes: _Nodes = {}
     hops: _Hops = {}

@@ -67,6 +67,8 @@ from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
+_LOG: Final = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 SMALL_FETCHES: Final[dict[str, Any]] = {
@@ -96,6 +98,8 @@ _MAX_AVERAGED_RECORDS: Final = 100_000
 
 @dataclass(slots=True)
 class _Topic:
+    """What the records of a topic that were read so far say about the size of its fetches."""
+
     received: int = 0
     inflated: int = 0
     allows_large_fetches: bool = False
@@ -137,8 +141,6 @@ def get_compression_stats(servers: str) -> CompressionStats:
     """Return this process's statistics of the cluster at `servers`."""
     return CompressionStats()
 
-
-_LOG: Final = logging.getLogger(__name__)
 
 _POLL_TIMEOUT_S: Final = 0.05
 """How long a poll waits to fill a block; a range that ends in a gap costs this much."""
@@ -577,7 +579,7 @@ _FETCH_SETTINGS: Final = {
 
 
 def choose_small_ranges(
-    spans: Iterable[OffsetRange], record_bytes: Callable[[str], float | None]
+    ranges: Iterable[OffsetRange], record_bytes: Callable[[str], float | None]
 ) -> list[OffsetRange]:
     """Choose the ranges to read at once, smallest first; none if there would be only one.
 
@@ -585,7 +587,7 @@ def choose_small_ranges(
     """
     sized = [
         (offset_range, record_bytes(offset_range.partition.topic))
-        for offset_range in spans
+        for offset_range in ranges
         if offset_range.size
     ]
     sizes = sorted(
@@ -606,14 +608,14 @@ def choose_small_ranges(
 def prefetch_small_ranges(
     options: KafkaOptions,
     group: str,
-    spans: Sequence[OffsetRange],
+    ranges: Sequence[OffsetRange],
     needs: ColumnSet,
     read_range: ReadRange,
     *,
     stats: CompressionStats | None = None,
     fetch: Callable[..., dict[OffsetRange, list[RecordBlock]]] | None = None,
 ) -> ReadRange:
-    """Wrap `read_range` to prefetch small ranges among `spans`; each is delivered once.
+    """Wrap `read_range` to prefetch small ranges among `ranges`; each is delivered once.
 
     The first request for a small range fetches a group of them. The next group is fetched only
     after this one has been delivered completely.
@@ -621,7 +623,7 @@ def prefetch_small_ranges(
     stats = stats or get_compression_stats(options.client["bootstrap.servers"])
     fetch = fetch or _fetch_ranges
     ahead: dict[OffsetRange, list[RecordBlock]] = {}
-    later = list(spans)
+    later = list(ranges)
 
     def read_ahead(offset_range: OffsetRange, columns: ColumnSet) -> Iterator[RecordBlock]:
         if columns != needs:
@@ -639,12 +641,12 @@ def prefetch_small_ranges(
 
 
 def _fetch_ranges(
-    options: KafkaOptions, group: str, spans: Sequence[OffsetRange], needs: ColumnSet
+    options: KafkaOptions, group: str, ranges: Sequence[OffsetRange], needs: ColumnSet
 ) -> dict[OffsetRange, list[RecordBlock]]:
-    """Fetch `spans`, and return the records of the ranges that arrived completely."""
+    """Fetch `ranges`, and return the records of the ranges that arrived completely."""
     key = (group, *options.client.items())
     with _PREFETCHERS.acquire(key, lambda: Prefetcher(options, group)) as reader:
-        return reader.read(spans, needs)
+        return reader.read(ranges, needs)
 
 
 class Prefetcher:
@@ -672,12 +674,12 @@ class Prefetcher:
         self._consumer: BoundedClient | None = None
 
     def read(
-        self, spans: Sequence[OffsetRange], needs: ColumnSet
+        self, ranges: Sequence[OffsetRange], needs: ColumnSet
     ) -> dict[OffsetRange, list[RecordBlock]]:
         """Return the records of the ranges that arrived completely, as one block or none each."""
-        fetch, is_new = PartialFetch(spans), self._consumer is None
+        fetch, is_new = PartialFetch(ranges), self._consumer is None
         try:
-            self._collect(spans, fetch)
+            self._collect(ranges, fetch)
         except KafkaException:
             fetch.failed = True
         is_late = fetch.missing_offsets and not is_new
@@ -695,14 +697,14 @@ class Prefetcher:
             for offset_range, records in fetch.complete_ranges()
         }
 
-    def _collect(self, spans: Sequence[OffsetRange], fetch: "PartialFetch") -> None:
+    def _collect(self, ranges: Sequence[OffsetRange], fetch: "PartialFetch") -> None:
         if self._consumer is None:
             log = ClientLog(self._options.client)
             self._consumer = open_client(self._create, self._config, log)
         self._consumer.assign(
             [
                 TopicPartition(*offset_range.partition, offset_range.start_inclusive)
-                for offset_range in spans
+                for offset_range in ranges
             ]
         )
         progress_s = self._clock()
@@ -720,9 +722,9 @@ class Prefetcher:
 class PartialFetch:
     """The records received so far for ranges of different partitions, until an error (`failed`)."""
 
-    def __init__(self, spans: Iterable[OffsetRange]) -> None:
+    def __init__(self, ranges: Iterable[OffsetRange]) -> None:
         self._spans: Mapping[Partition, OffsetRange] = {
-            offset_range.partition: offset_range for offset_range in spans
+            offset_range.partition: offset_range for offset_range in ranges
         }
         self._reached = {
             partition: offset_range.start_inclusive

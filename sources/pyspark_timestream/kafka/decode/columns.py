@@ -194,11 +194,11 @@ def _find_repeated(fields: Sequence[pa.Field]) -> str | None:
 
 
 def _refuse_other_case(options: KafkaOptions, schema: pa.Schema) -> None:
-    """Refuse a column that is metadata, a dead letter's or the key's, but for upper and lower case.
+    """Refuse a column that differs from one of metadata, dead letters or the key only in case.
 
-    It would be a field, which hardly a payload has, and null in every row; Spark, which minds no
-    case, finds it by the other name. With another type, or beside a column of that name, it is a
-    field.
+    It would be read as a field of the value, which almost no payload has, and be null in every row;
+    Spark ignores case and finds it by either name. With another type, or beside a column of that
+    name, it is a field.
     """
     if options.value_format == "binary":
         return
@@ -283,7 +283,7 @@ def _list_dead_letter_types(options: KafkaOptions) -> list[tuple[str, pa.DataTyp
 
 
 def check_columns(options: KafkaOptions, projection: Projection) -> None:
-    """Check that a batch with these options, which are not today's, can have the asked columns.
+    """Check that a batch planned with earlier options can still deliver the requested columns.
 
     Raises:
         CheckpointMismatch: its policy flags late rows, and column `violation` is not asked for.

@@ -43,13 +43,12 @@ from pyspark_timestream.kafka.diagnosis.mistakes import (
     has_malformed,
     is_clock_ahead,
     makes_ctis,
-    report_far_future,
+    report_clocks_ahead,
 )
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
-from pyspark_timestream.kafka.offsets.positions import has_reached
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.clocks import PartitionClock, max_known, min_cti
+from pyspark_timestream.rules.clocks import PartitionClock, has_reached, max_known, min_cti
 
 MAX_QUIET_US: Final = 30_000_000
 """How long a partition that is caught up may hold the CTI back without a warning."""
@@ -72,15 +71,15 @@ def diagnose(
     failed after it had planned its last batch.
     """
     last_batch = history[-1]
-    far = _find_far(last_batch)
+    ahead = _find_clocks_ahead(last_batch)
     rules = [
         *outside,
         *find_mistakes(history),
-        *report_far_future(history, far),
-        *_find_lost_rows(history, far),
+        *report_clocks_ahead(history, ahead),
+        *_find_lost_rows(history, ahead),
     ]
     if not last_batch.offset.final:
-        rules += _find_blockers(history, far)
+        rules += _find_blockers(history, ahead)
     warnings = recall_warnings(last_batch.offset.warnings)
     kinds = {diagnosis.kind for diagnosis in rules}
     rules += [warning for warning in warnings if kinds.isdisjoint(_list_refined(warning))]
@@ -119,16 +118,16 @@ def _rank(diagnosis: Diagnosis) -> int:
 
 def find_warnings(history: History, now_us: int) -> list[Diagnosis]:
     """Return what a driver warns of; `history` ends with the present state of the stream."""
-    far = _find_far(history[-1])
+    ahead = _find_clocks_ahead(history[-1])
     return [
         *find_mistakes(history),
-        *report_far_future(history, far),
-        *find_late_rows(history, far),
+        *report_clocks_ahead(history, ahead),
+        *find_late_rows(history, ahead),
         *_find_quiet_partitions(history, now_us),
     ]
 
 
-def _find_far(moment: BatchRecord) -> frozenset[Partition]:
+def _find_clocks_ahead(moment: BatchRecord) -> frozenset[Partition]:
     return frozenset(
         partition for partition in moment.offset.partitions if is_clock_ahead(moment, partition)
     )
@@ -165,12 +164,12 @@ def _is_quiet(offset: StreamOffset, partition: Partition, now_us: int) -> bool:
     )
 
 
-def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
-    """Diagnose rows lost as late, except in the partitions in `far`, where the cause is known."""
+def _find_lost_rows(history: History, ahead: frozenset[Partition]) -> list[Diagnosis]:
+    """Diagnose rows lost as late, except in the partitions in `ahead`, where the cause is known."""
     clocks = history[-1].clocks
     malformed = {partition for partition, clock in clocks.items() if has_malformed(clock, MOST)}
-    lossy = list(find_lossy_partitions(history, far | malformed))
-    return lossy or list(find_late_rows(history, far))
+    lossy = list(find_lossy_partitions(history, ahead | malformed))
+    return lossy or list(find_late_rows(history, ahead))
 
 
 def _report_end(history: History, is_wrong: bool) -> Diagnosis:
@@ -213,13 +212,13 @@ def _describe_end(offset: StreamOffset) -> str:
     return "the bounded run has read everything that existed when it began"
 
 
-def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
+def _find_blockers(history: History, ahead: frozenset[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each reason why partitions at the minimum do not advance."""
     unread, reasons = count_remaining(history), dict[Kind, set[Partition]]()
     clocks = history[-1].clocks
     totals = _AllPartitions(
         sum(clock.events for clock in clocks.values()),
-        max_known(*(clock.cti_us for partition, clock in clocks.items() if partition not in far)),
+        max_known(*(clock.cti_us for partition, clock in clocks.items() if partition not in ahead)),
     )
     for partition in sorted(find_blocking_partitions(history[-1])):
         kind = _find_reason(history, partition, totals, unread)

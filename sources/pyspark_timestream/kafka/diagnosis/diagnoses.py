@@ -256,7 +256,7 @@ class Diagnosis(GivenWarning):
         writers: the (partition, writer's name) concerned.
         scope: the records that it is about, such as `lately`; empty: all.
         share: the fraction of its partitions' events that it is about.
-        well: its partitions that count as healthy, because it is about few of their events.
+        healthy: its partitions that count as healthy, because it is about few of their events.
     """
 
     kind: Kind
@@ -265,7 +265,7 @@ class Diagnosis(GivenWarning):
     writers: frozenset[tuple[Partition, str]] = frozenset()
     scope: str = ""
     share: float = 1.0
-    well: frozenset[Partition] = frozenset()
+    healthy: frozenset[Partition] = frozenset()
 
     @property
     def is_partial(self) -> bool:

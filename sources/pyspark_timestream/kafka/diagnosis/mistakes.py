@@ -45,9 +45,16 @@ from pyspark_timestream.kafka.diagnosis.history import (
     find_since,
 )
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
-from pyspark_timestream.kafka.offsets.positions import has_reached, has_stream_ended
+from pyspark_timestream.kafka.offsets.positions import has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.clocks import EARLY_US, FAR_US, MAX_LEAD_US, PartitionClock, min_cti
+from pyspark_timestream.rules.clocks import (
+    EARLY_US,
+    FAR_US,
+    MAX_LEAD_US,
+    PartitionClock,
+    has_reached,
+    min_cti,
+)
 
 _HEALTHY_FRACTION: Final = 0.01
 """A partition with a smaller fraction of late or malformed events counts as healthy."""
@@ -129,7 +136,7 @@ def _report_counts(
         level=total.bit_length(),
         advice=advice,
         share=1.0 if holds_back else min(total / max(events, 1), 1.0),
-        well=frozenset(
+        healthy=frozenset(
             partition
             for partition in partitions
             if counts[partition] < _HEALTHY_FRACTION * clocks[partition].events
@@ -401,14 +408,14 @@ def _is_majority_late(clock: PartitionClock) -> bool:
     return are_far and in_order and late >= _MIN_LATE and 2 * late >= clock.events
 
 
-def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of the partitions in `far`, for which `is_clock_ahead` is true."""
+def report_clocks_ahead(history: History, ahead: Set[Partition]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of the partitions in `ahead`, for which `is_clock_ahead` is true."""
     last_batch = history[-1]
     # A last event of 2100 or later that made no event late is reported as an improbable time.
     clocks = {
         partition: clock
         for partition, clock in last_batch.clocks.items()
-        if partition in far and (_count_late(clock) or (clock.last_us or 0) < FAR_US)
+        if partition in ahead and (_count_late(clock) or (clock.last_us or 0) < FAR_US)
     }
     if not clocks:
         return
@@ -482,11 +489,15 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 # -- late rows -------------------------------------------------------------------------------------
 
 
-def find_late_rows(history: History, settled: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions that dropped late events and are not `settled`."""
+def find_late_rows(
+    history: History, explained: Set[Partition] = frozenset()
+) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions that dropped late events and are not `explained`."""
     last_batch, clocks = history[-1], history[-1].clocks
     dropped = _count_by_partition(last_batch, lambda p: min(p.clock.dropped, _count_late(p.clock)))
-    dropped = {partition: count for partition, count in dropped.items() if partition not in settled}
+    dropped = {
+        partition: count for partition, count in dropped.items() if partition not in explained
+    }
     if not dropped:
         return
     total, events = sum(dropped.values()), sum(clock.events for clock in clocks.values())
@@ -530,13 +541,13 @@ def _advise_delay(
     )
 
 
-def find_lossy_partitions(history: History, settled: Set[Partition]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of partitions, not `settled`, that lose half of their events or more."""
+def find_lossy_partitions(history: History, explained: Set[Partition]) -> Iterator[Diagnosis]:
+    """Yield a diagnosis of partitions, not `explained`, that lose half of their events or more."""
     last_batch, before = history[-1], history[0].clocks
     partitions = sorted(
         partition
         for partition, clock in last_batch.clocks.items()
-        if partition not in settled and _loses_rows(clock, before.get(partition, _START))
+        if partition not in explained and _loses_rows(clock, before.get(partition, _START))
     )
     if not partitions:
         return

@@ -22,6 +22,7 @@ from pyspark_timestream.errors import (
     BrokerUnreachable,
     CheckpointMismatch,
     DataLost,
+    name_topics,
 )
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -70,7 +71,6 @@ from pyspark_timestream.kafka.offsets.positions import (
     find_recreated_topics,
     find_unchanged_topics,
     fix_ends,
-    has_reached,
     limit_ends,
     read_start,
     reconcile,
@@ -90,7 +90,7 @@ from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
 from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
 from pyspark_timestream.kafka.schemas import ReaderSchema, is_accepted
 from pyspark_timestream.kafka.task import RangeEnd
-from pyspark_timestream.rules.clocks import PartitionClock
+from pyspark_timestream.rules.clocks import PartitionClock, has_reached
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -368,7 +368,7 @@ class StreamDriver:
         if recreated:
             loss = (
                 f"batch {offset.number} runs again without the records of "
-                f"{_name_topics(recreated)}, deleted and created again since it was planned"
+                f"{name_topics(recreated)}, deleted and created again since it was planned"
             )
             if self._options.fail_on_data_loss:
                 raise DataLost(f"{loss}. {LOSS_ADVICE}")
@@ -390,7 +390,7 @@ class StreamDriver:
             if time.monotonic() >= deadline_s:
                 raise BrokerUnreachable(
                     f"batch {offset.number} runs again, and the brokers do not tell the id of "
-                    f"{_name_topics(unknown)}: it may have been created again, with other records "
+                    f"{name_topics(unknown)}: it may have been created again, with other records "
                     "under the same offsets; restart the query once they do, with the right to "
                     "describe the topic"
                 )
@@ -526,7 +526,7 @@ class StreamDriver:
         has_caught_up = not new and not run.new_start and ends == last_positions
         topic_ids, earliest = self._identify(previous, last_positions if has_caught_up else None)
         recreated = find_recreated_topics(previous.topic_ids, topic_ids)
-        returned = _find_returned(previous, new, recreated)
+        returned = _note_returned(previous, new, recreated)
         positions, losses = reconcile(
             open_positions | returned,
             earliest,
@@ -671,10 +671,10 @@ class StreamDriver:
         return read_again(options, offset, offset_range, self._create_reader)
 
 
-def _find_returned(
+def _note_returned(
     previous: StreamOffset, new: Iterable[Partition], recreated: Set[str]
 ) -> dict[Partition, int]:
-    """Return the positions of the partitions that were missing and are there again."""
+    """Return, and log, the positions of partitions that were missing and are there again."""
     returned = {
         partition: previous.missing[partition].end_exclusive
         for partition in new
@@ -683,10 +683,6 @@ def _find_returned(
     for partition, position in returned.items():
         _LOG.warning("%s is there again; going on at offset %d", partition, position)
     return returned
-
-
-def _name_topics(topics: Iterable[str]) -> str:
-    return ", ".join(f"topic '{topic}'" for topic in sorted(topics))
 
 
 def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:

@@ -49,6 +49,8 @@ from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
 from pyspark_timestream.rules.clocks import max_known, raise_cti
 
+_LOG: Final = logging.getLogger(__name__)
+
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
 
 
@@ -120,7 +122,6 @@ class IdleTracker:
         return not self._across_runs and broker.trouble_count != self._troubles
 
 
-_LOG: Final = logging.getLogger(__name__)
 _DISCOVERY_INTERVAL_US: Final = 1_000_000
 
 

@@ -21,7 +21,6 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.offsets.positions import (
     find_recreated_topics,
-    has_reached,
     has_stream_ended,
     keep_missing,
 )
@@ -41,7 +40,7 @@ from pyspark_timestream.kafka.offsets.tasks import (
     note_restart_point,
 )
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
-from pyspark_timestream.rules.clocks import compute_stream_cti, raise_cti
+from pyspark_timestream.rules.clocks import compute_stream_cti, has_reached, raise_cti
 
 NO_TIME_INDEX: Final[Mapping[Partition, int | None]] = {}
 

@@ -23,7 +23,7 @@ from pyspark_timestream.kafka.offsets.stream_state import StreamState
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.clocks import PartitionClock, compute_stream_cti
+from pyspark_timestream.rules.clocks import PartitionClock, compute_stream_cti, has_reached
 
 LEADER_CHANGE_GRACE_S: Final = 5.0
 """How long a partition must be missing, or its log too short, before the driver believes it."""
@@ -310,11 +310,6 @@ def fix_ends(
     stops = read_end(options).resolve(earliest, ends, find_offsets)
     check_order(options, starts, stops)
     return stops
-
-
-def has_reached(cti_us: int | None, until_us: int | None) -> bool:
-    """Return whether a CTI has reached `until_us`, the end of the stream; None means no end."""
-    return cti_us is not None and until_us is not None and cti_us >= until_us
 
 
 def has_stream_ended(offset: StreamOffset, until_us: int | None) -> bool:

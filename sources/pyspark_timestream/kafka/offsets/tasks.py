@@ -287,12 +287,14 @@ def slice_read(
         OptionError: a partition starts after its end.
     """
     check_order(options, starts, stops)
-    spans = [
+    offset_ranges = [
         OffsetRange(partition, start, stops[partition])
         for partition, start in sorted(starts.items())
     ]
-    ranges = _open_outer_ends(cut_ranges(spans, options.min_partitions, options.max_records))
-    count = max(len(ranges), min(len(spans), MAX_SPARE_TASKS), 1)
+    ranges = _open_outer_ends(
+        cut_ranges(offset_ranges, options.min_partitions, options.max_records)
+    )
+    count = max(len(ranges), min(len(offset_ranges), MAX_SPARE_TASKS), 1)
     own_partitions = frozenset(open_range.partition for open_range in ranges)
     first_spare = max(count - MAX_SPARE_TASKS, 0)
     return [

@@ -62,6 +62,8 @@ from pyspark_timestream.kafka.writer.rows import (
 from pyspark_timestream.producer.marks import Headers, Writer
 from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
 
+_LOG: Final = logging.getLogger(__name__)
+
 
 def require_checkpoint(options: Mapping[str, Any]) -> Path:
     """Return the query's checkpoint, a directory of this machine, from Spark's options."""
@@ -100,7 +102,6 @@ def read_watermark(checkpoint: Path, batch: int) -> int | None:
 
 
 T = TypeVar("T")
-_LOG: Final = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 3
 

@@ -15,7 +15,7 @@ from pyspark_timestream.commands.watch.command import StoreReader, format_text, 
 from pyspark_timestream.commands.watch.follow import (
     ChainStore,
     CheckpointFollower,
-    QueryEnds,
+    QueryLinks,
     build_chain,
 )
 from pyspark_timestream.commands.watch.page import render_chain, render_sections
@@ -29,13 +29,13 @@ MINUTE = 60 * SECOND
 def first(second=50, newest=60, **links):
     """A query that reads a topic whose newest event is at `newest`, and is at `second`."""
     clock = replace(state(second), last_us=NOON + newest * SECOND)
-    return replace(view_of([share(clock)], topic="trips", query="/a"), links=QueryEnds(**links))
+    return replace(view_of([share(clock)], topic="trips", query="/a"), links=QueryLinks(**links))
 
 
 def second(cti_us, **links):
     subscribed = (("id1", cti_us),)
     plain = view_of([share(state(1))], query="/b")
-    return replace(plain, streams=(), links=QueryEnds(subscribed, **links))
+    return replace(plain, streams=(), links=QueryLinks(subscribed, **links))
 
 
 def hops_of(views, stores=()):
@@ -121,7 +121,7 @@ def test_no_distance_is_drawn_over_another_or_over_a_box():
         replace(first(topic="more"), name="/c"),
         second(NOON + 5 * SECOND, store=("id2", "/days")),
         replace(second(NOON + 6 * SECOND), name="/d"),
-        replace(second(NOON), name="/e", links=QueryEnds((("id1", NOON), ("id2", NOON)))),
+        replace(second(NOON), name="/e", links=QueryLinks((("id1", NOON), ("id2", NOON)))),
     ]
     chain = build_chain(views, [HOURS, DAYS])
     wide, down = render_chain(chain).split('<svg class="chain down"')
@@ -169,7 +169,7 @@ def test_a_checkpoint_tells_what_its_query_reads_and_writes(tmp_path):
     position = {"store": "id1", "commit": 3, "cti": NOON, "began": 0, "version": 1}
     (tmp_path / "offsets" / "0").write_text("\n".join(["v1", note, json.dumps(position)]))
     follower = CheckpointFollower(str(tmp_path))
-    assert look(follower, NOON).links == QueryEnds((("id1", NOON),))
+    assert look(follower, NOON).links == QueryLinks((("id1", NOON),))
     assert look(follower, NOON).notes == ()
     noted = {"id": "id2", "location": "/days", "batches": [], "version": 1}
     (tmp_path / "sinks" / "tseries.json").write_text(json.dumps(noted))
