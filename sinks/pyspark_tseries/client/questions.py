@@ -65,20 +65,20 @@ class BucketQuery:
     """An immutable query by buckets; queries that ask the same are equal.
 
     Attributes:
-        asked: the query of the events.
+        query: the query of the events.
         buckets: the buckets.
-        named: the aggregates, by the names of the result's columns.
+        aggregates: the aggregates, by the names of the result's columns.
         group: the column to group by, `series` or a value column; None: all events are one group.
-        filling: what new rows hold.
+        fill_value: what new rows hold.
         is_filled: True if missing buckets get rows.
         open_view: the function that gives the commit to be asked.
     """
 
-    asked: Query
+    query: Query
     buckets: Buckets
-    named: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    aggregates: Mapping[str, Any] = field(default_factory=dict, hash=False)
     group: str | None = "series"
-    filling: Any = field(default=None, hash=False)
+    fill_value: Any = field(default=None, hash=False)
     is_filled: bool = False
     open_view: Callable[[], View] = field(kw_only=True, compare=False, repr=False)
 
@@ -93,7 +93,7 @@ class BucketQuery:
                 is the number of events. The functions are `mean`, `min`, `max`, `sum`, `count`,
                 `first`, `last`, `median` and `time_weighted_mean`.
         """
-        return dataclasses.replace(self, named={**self.named, **aggregates})
+        return dataclasses.replace(self, aggregates={**self.aggregates, **aggregates})
 
     def by(self, tag: str | None = None) -> "BucketQuery":
         """Group by the values of a column instead of the series; a null is also a value.
@@ -116,7 +116,7 @@ class BucketQuery:
             value: the aggregates of a new row: `null`; `previous`, those of the row before;
                 `linear`, on the line between the nearest rows with a value; or a value.
         """
-        return dataclasses.replace(self, filling=value, is_filled=True)
+        return dataclasses.replace(self, fill_value=value, is_filled=True)
 
     def select_from(
         self,
@@ -161,15 +161,15 @@ class BucketQuery:
         self, series: Any, prefix: str | None, pattern: str | None
     ) -> tuple[pa.Schema, Iterator[pa.Table]]:
         choice = parse_choice(series, prefix, pattern)
-        return self.open_view().downsample(self.asked, choice, self._plan)
+        return self.open_view().downsample(self.query, choice, self._plan)
 
     def _plan(self, schema: pa.Schema) -> Downsampling:
         return plan_downsampling(
             schema,
             self.buckets,
-            self.named,
+            self.aggregates,
             self.group,
-            fill=self.filling,
+            fill=self.fill_value,
             is_filled=self.is_filled,
         )
 
@@ -179,12 +179,12 @@ class GapQuery:
     """An immutable query for gaps.
 
     Attributes:
-        asked: the query of the events.
+        query: the query of the events.
         longer_than_us: the longest distance that is no gap, in microseconds.
         open_view: the function that gives the commit to be asked.
     """
 
-    asked: Query
+    query: Query
     longer_than_us: int
     open_view: Callable[[], View] = field(compare=False, repr=False)
 
@@ -205,7 +205,7 @@ class GapQuery:
             PermissionDenied: the author may not ask this.
         """
         choice = parse_choice(series, prefix, pattern)
-        return self.open_view().gaps(self.asked, choice, self.longer_than_us)
+        return self.open_view().gaps(self.query, choice, self.longer_than_us)
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +287,7 @@ class BucketResult(TableResult):
     def _shape(self) -> Shape:
         group, buckets = self.query.group, self.query.buckets
         names = [name for name in self.table.column_names if name not in (group, "timestamp")]
-        bands = find_bands(self.query.named)
+        bands = find_bands(self.query.aggregates)
         return Shape(group, tuple(names), buckets.ends, bands, zone=buckets.zone)
 
     def _repr_html_(self) -> str:
@@ -307,15 +307,15 @@ class RangeQuery:
     """An immutable query; queries that ask the same are equal.
 
     Attributes:
-        asked: the query itself.
+        query: the query itself.
         on_edits: True if the next end belongs to the edit range.
-        wanted: the columns of the result, in their order; None for all.
+        column_names: the columns of the result, in their order; None for all.
         open_view: the function that gives the commit to be asked.
     """
 
-    asked: Query = field(default_factory=Query)
+    query: Query = field(default_factory=Query)
     on_edits: bool = field(default=False, compare=False)
-    wanted: tuple[str, ...] | None = None
+    column_names: tuple[str, ...] | None = None
     open_view: Callable[[], View] = field(default=_refuse_unbound, compare=False, repr=False)
 
     def __enter__(self) -> Self:
@@ -327,11 +327,11 @@ class RangeQuery:
 
     def for_values(self) -> "RangeQuery":
         """Ask for originals, each replaced by its latest edit; reset the ranges."""
-        return self._with_query(Query("values", limit=self.asked.limit))
+        return self._with_query(Query("values", limit=self.query.limit))
 
     def for_edits(self) -> "RangeQuery":
         """Ask for originals and all their edits; reset the ranges."""
-        return self._with_query(Query("allEdits", limit=self.asked.limit))
+        return self._with_query(Query("allEdits", limit=self.query.limit))
 
     def all_edits(self) -> "RangeQuery":
         """Ask for all edits; reset the edit range, which the next ends belong to."""
@@ -343,9 +343,9 @@ class RangeQuery:
 
     def edit_range(self) -> "RangeQuery":
         """Begin the edit range of a value query: only events inside it are in the result."""
-        if self.asked.kind != "values":
+        if self.query.kind != "values":
             raise _misplaced_error("edit_range", "for_values", "all_edits() or latest_edits()")
-        return self._with_query(dataclasses.replace(self.asked, edits=FULL_RANGE), on_edits=True)
+        return self._with_query(dataclasses.replace(self.query, edits=FULL_RANGE), on_edits=True)
 
     def from_start(self) -> "RangeQuery":
         """Begin the range before the first event."""
@@ -384,8 +384,8 @@ class RangeQuery:
 
     def limit(self, count: int) -> "RangeQuery":
         """Keep at most `count` events: the last ones of the query's order."""
-        query = dataclasses.replace(self.asked, limit=min(to_whole(count), NO_LIMIT))
-        return dataclasses.replace(self, asked=query)
+        query = dataclasses.replace(self.query, limit=min(to_whole(count), NO_LIMIT))
+        return dataclasses.replace(self, query=query)
 
     def columns(self, *names: str) -> "RangeQuery":
         """Read only these columns, in this order; without names all of them.
@@ -401,7 +401,7 @@ class RangeQuery:
                 "each column once",
                 "name the columns one by one, such as columns('timestamp', 'celsius')",
             )
-        return dataclasses.replace(self, wanted=names or None)
+        return dataclasses.replace(self, column_names=names or None)
 
     def select_from(
         self,
@@ -426,8 +426,8 @@ class RangeQuery:
             PermissionDenied: the author may not ask this.
         """
         choice = parse_choice(series, prefix, pattern)
-        answer = self.open_view().select(self.asked, choice, self.wanted)
-        return QueryResult(answer.table, answer.selected, self.asked.kind)
+        answer = self.open_view().select(self.query, choice, self.column_names)
+        return QueryResult(answer.table, answer.selected, self.query.kind)
 
     def stream_from(
         self,
@@ -448,7 +448,7 @@ class RangeQuery:
             InvalidQuery, PermissionDenied: as `select_from` does, some of them with the rows.
         """
         choice = parse_choice(series, prefix, pattern)
-        schema, batches = self.open_view().stream(self.asked, choice, self.wanted)
+        schema, batches = self.open_view().stream(self.query, choice, self.column_names)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def every(
@@ -471,15 +471,15 @@ class RangeQuery:
             InvalidQuery: a width, zone or origin that buckets cannot have, or a query that is not
                 one of values.
         """
-        _check_values(self.asked, "buckets")
-        if self.wanted is not None:
+        _check_values(self.query, "buckets")
+        if self.column_names is not None:
             raise InvalidQuery(
-                f"columns{self.wanted!r} belongs to queries of events",
+                f"columns{self.column_names!r} belongs to queries of events",
                 "aggregate(), which names the columns of buckets",
                 "leave columns() out",
             )
         buckets = parse_buckets(width, timezone, origin)
-        return BucketQuery(self.asked, buckets, open_view=self.open_view)
+        return BucketQuery(self.query, buckets, open_view=self.open_view)
 
     def gaps(self, longer_than: str | timedelta) -> GapQuery:
         """Ask where neighbouring originals of a series are further apart than a duration.
@@ -487,7 +487,7 @@ class RangeQuery:
         Raises:
             InvalidQuery: no duration, a negative one, or a query that is not one of values.
         """
-        _check_values(self.asked, "gaps")
+        _check_values(self.query, "gaps")
         us = parse_length(longer_than)
         if us is None:
             raise InvalidQuery(
@@ -495,16 +495,16 @@ class RangeQuery:
                 "a duration of 0 or more, such as '5 minutes' or a timedelta",
                 "correct it",
             )
-        return GapQuery(self.asked, us, self.open_view)
+        return GapQuery(self.query, us, self.open_view)
 
     def _begin_edit_range(self, name: str, kind: str) -> "RangeQuery":
-        if self.asked.kind == "values":
+        if self.query.kind == "values":
             raise _misplaced_error(name, "for_edits", "edit_range()")
-        query = dataclasses.replace(self.asked, kind=kind, edits=FULL_RANGE)
+        query = dataclasses.replace(self.query, kind=kind, edits=FULL_RANGE)
         return self._with_query(query, on_edits=True)
 
     def _with_query(self, query: Query, *, on_edits: bool = False) -> "RangeQuery":
-        return dataclasses.replace(self, asked=query, on_edits=on_edits)
+        return dataclasses.replace(self, query=query, on_edits=on_edits)
 
     def _with_anchor(self, anchor: Point) -> "RangeQuery":
         return self._with_range(dataclasses.replace(self._range, anchor=anchor))
@@ -514,12 +514,12 @@ class RangeQuery:
 
     @property
     def _range(self) -> Range:
-        return self.asked.edits if self.on_edits else self.asked.view
+        return self.query.edits if self.on_edits else self.query.view
 
     def _with_range(self, range_: Range) -> "RangeQuery":
         if self.on_edits:
-            return dataclasses.replace(self, asked=dataclasses.replace(self.asked, edits=range_))
-        return dataclasses.replace(self, asked=dataclasses.replace(self.asked, view=range_))
+            return dataclasses.replace(self, query=dataclasses.replace(self.query, edits=range_))
+        return dataclasses.replace(self, query=dataclasses.replace(self.query, view=range_))
 
 
 def _check_values(query: Query, what: str) -> None:
@@ -590,7 +590,7 @@ class Questions(ABC):
         at_us = None if at is None else datetime_to_us(at, InvalidQuery, "at")
         names = () if columns is None else columns
         is_one = isinstance(names, str) or not isinstance(names, Iterable)
-        result_columns = RangeQuery().columns(*([names] if is_one else names)).wanted
+        result_columns = RangeQuery().columns(*([names] if is_one else names)).column_names
         answer = self._view().latest(choice, number, at_us, result_columns)
         return QueryResult(answer.table, answer.selected)
 

@@ -116,12 +116,12 @@ _NEXT_STEPS: Final = {
 """The next steps in the words of these methods: Spark's options have other names."""
 
 
-def _find_location(series: "TimeSeries") -> Location | None:
-    store = getattr(series, "_store", None)  # __init__ may not have set it yet.
+def _find_location(time_series: "TimeSeries") -> Location | None:
+    store = getattr(time_series, "_store", None)  # __init__ may not have set it yet.
     return None if store is None else store.location
 
 
-@wrap_methods(lambda series, error: explain_failure(_find_location(series), error))
+@wrap_methods(lambda self, error: explain_failure(_find_location(self), error))
 class TimeSeries(Questions):
     """An open store; safe for threads, and for any number of processes at the same time.
 

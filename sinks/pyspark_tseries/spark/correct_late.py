@@ -224,7 +224,7 @@ class Corrections(Revision):
             "original", original
         )
         row_numbers = pa.array(range(originals.num_rows), pa.int64())
-        keys_of_rows = originals.select([*keys, "original"]).append_column("place", row_numbers)
+        keys_of_rows = originals.select([*keys, "original"]).append_column("row", row_numbers)
         windows = self.windows.join(keys_of_rows, keys)
         if windows.num_rows > self.windows.num_rows:
             raise UpdateFailed(
@@ -235,7 +235,7 @@ class Corrections(Revision):
             )
         self._compare_windows(in_force)
         if self.is_first:
-            _refuse_other_reasons(in_force.take(windows["place"].drop_null()))
+            _refuse_other_reasons(in_force.take(windows["row"].drop_null()))
         is_hidden = self._find_hidden(windows, in_force, index)
         self.hidden = windows.filter(is_hidden).select(columns)
         windows = windows.filter(pc.invert(is_hidden))
@@ -254,10 +254,10 @@ class Corrections(Revision):
         merged = merge_windows(
             pa.concat_tables([stored_results, late_results]), self.rules.merges, self.rules.keys
         )
-        rows = merged.join(windows.select([*keys, "original", "place"]), keys)
+        rows = merged.join(windows.select([*keys, "original", "row"]), keys)
         rows = rows.sort_by([(key, "ascending") for key in keys])
         # If only late rows make an original, its other columns are null.
-        return self._stage(rows, in_force.take(rows["place"]))
+        return self._stage(rows, in_force.take(rows["row"]))
 
     def _compare_windows(self, in_force: pa.Table) -> None:
         """Refuse windows of another length than those that others wrote."""

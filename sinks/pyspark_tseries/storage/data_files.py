@@ -572,10 +572,10 @@ def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
     ]
     rows = zip(*(_log_column(actions, name) for name in plain), *ends, strict=True)
     files = (_logged_file(location, action[:3], FileStats(*action[3:])) for action in rows)
-    return sorted(files, key=_place)
+    return sorted(files, key=_order_key)
 
 
-def _place(file: DataFile) -> tuple[int, str, str]:
+def _order_key(file: DataFile) -> tuple[int, str, str]:
     return file.first_commit, file.path.split("/")[-1], file.path
 
 
@@ -633,7 +633,7 @@ class LiveFiles:
             if file is None:
                 return False
             self._paths.add(file.path)
-            insort(files, file, key=_place)
+            insort(files, file, key=_order_key)
         return True
 
 

@@ -457,7 +457,7 @@ def read_task(
     *,
     is_batch: bool = False,
     acquire: Callable[[KafkaOptions, str], AbstractContextManager[RangeReader]] = acquire_reader,
-    settle: Callable[[], object] = freeze_objects,
+    freeze: Callable[[], object] = freeze_objects,
     commit: Callable[[RangeReader, _ClockTexts], object] = lambda reader, ends: (
         reader.commit_clocks(ends)
     ),
@@ -466,7 +466,7 @@ def read_task(
     """Return the rows of a task.
 
     `acquire` borrows a range reader, and `commit` gives the clocks after the ranges to the group;
-    `settle` is called last, unless the task fails, and `keep_ends` before it with the end of every
+    `freeze` is called last, unless the task fails, and `keep_ends` before it with the end of every
     range.
     """
     options = options.as_of(task.plan.settings)
@@ -477,12 +477,12 @@ def read_task(
     unbroken = [task_range for task_range in task.plan.ranges if task_range.is_whole]
     offset_ranges = [task_range.offsets for task_range in unbroken if task_range.offsets.size]
     needs = find_required_columns(options, projection)
-    patient = options if is_batch else _extend_connect_timeout(options)
-    with acquire(patient, task.group) as reader:
+    task_options = options if is_batch else _extend_connect_timeout(options)
+    with acquire(task_options, task.group) as reader:
         read_range: ReadRange = reader.read
         if len(offset_ranges) > 1:
             read_range = prefetch_small_ranges(
-                patient, task.group, offset_ranges, needs, read_range
+                task_options, task.group, offset_ranges, needs, read_range
             )
         rows = run_task(options, projection, task.plan, read_range, ended.__setitem__)
         if options.fold is not None:
@@ -499,7 +499,7 @@ def read_task(
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
     keep_ends(ended)
-    settle()
+    freeze()
 
 
 def _encode_clocks(

@@ -693,7 +693,7 @@ def _find_reader(
     else:
         registered = source.fetch_schema(recorded.schema_id, rules.format, recorded.subject)
         origin = recorded.subject, recorded.version
-    reader = _place_reader(rules, registered, *origin)
+    reader = _make_reader(rules, registered, *origin)
     if recorded is None or recorded.newer is None:
         return reader
     newer = _find_reader(options, rules, recorded.newer)
@@ -701,7 +701,7 @@ def _find_reader(
     return replace(reader, newer=newer)
 
 
-def _place_reader(
+def _make_reader(
     rules: PayloadRules, schema: RegisteredSchema, subject: str | None, version: int | None
 ) -> ReaderSchema:
     reader = read_registered(rules, schema)
@@ -763,7 +763,7 @@ def _add_newer_reader(
         return options
     if can_read(options, rules.side, inline_references(newest)):
         return options
-    newer = _place_reader(rules, newest, newest.subject, newest.version)
+    newer = _make_reader(rules, newest, newest.subject, newest.version)
     parse_schema(newer.text)  # Raise if it is no schema; one that does not fit changes nothing.
     if not fits(with_readers(options, {**options.readers, rules.side: newer})):
         return options

@@ -58,7 +58,7 @@ def run(
     settle = partial(done.append, "settled")
     task, acquire = KafkaTask(plan, "group"), lending(done, read)
     return list(
-        read_task(given, projection, task, is_batch=is_batch, acquire=acquire, settle=settle)
+        read_task(given, projection, task, is_batch=is_batch, acquire=acquire, freeze=settle)
     )
 
 
@@ -173,7 +173,7 @@ def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress() -> None:
     given = options(**limits)
     projection = project(given, build_default_schema(given))
     task = KafkaTask(EMPTY, "group")
-    assert list(read_task(given, projection, task, acquire=acquire, settle=list)) == []
+    assert list(read_task(given, projection, task, acquire=acquire, freeze=list)) == []
     # The driver was answered when it planned the batch: a broker that is away now may come back.
     assert waited_ms == [90_000]
 

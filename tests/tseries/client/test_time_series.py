@@ -355,7 +355,7 @@ def check(series, name, query, seen):
         expected = oracle(none_erased, query) if seen else ([], 0)
     except InvalidQuery:
         with pytest.raises(InvalidQuery):
-            replace(series.range_query(), asked=query).select_from(name)
+            replace(series.range_query(), query=query).select_from(name)
         return
-    got = replace(series.range_query(), asked=query).select_from(name)
+    got = replace(series.range_query(), query=query).select_from(name)
     assert (got.table["sequence"].to_pylist(), got.selected_count) == expected

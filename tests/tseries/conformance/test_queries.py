@@ -38,7 +38,7 @@ def test_a_case_through_the_reader_that_spark_plans_with(stores, case):
 @pytest.mark.parametrize("case", [*CASES, *INVALID], ids=str)
 def test_the_options_of_spark_ask_the_same(case):
     asked = parse_read({"path": "/s", **case.options}).to_query()
-    mine = case.ask(QUERY).asked
+    mine = case.ask(QUERY).query
     assert asked == mine
 
 
@@ -99,7 +99,7 @@ def test_numbers_of_numpy_are_numbers():
 def test_q34_negative_absolute_times_are_allowed():
     from datetime import UTC, datetime
 
-    assert QUERY.from_(datetime(1960, 1, 1, tzinfo=UTC)).asked.view.anchor.value < 0
+    assert QUERY.from_(datetime(1960, 1, 1, tzinfo=UTC)).query.view.anchor.value < 0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_e13_an_edit_operator_resets_the_edit_range_and_keeps_the_view():
 
 
 def test_e14_all_edits_are_all_edits():
-    assert QUERY.for_edits().all_edits().asked.kind == "allEdits"
+    assert QUERY.for_edits().all_edits().query.kind == "allEdits"
 
 
 def test_e15_the_last_anchor_and_the_last_span_win_each_for_itself():

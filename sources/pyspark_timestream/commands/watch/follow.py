@@ -62,7 +62,11 @@ MAX_RECALLED: Final = 200
 """Read this many older batches, evenly spread, only for the curve."""
 
 _LEAST_BATCHES: Final = 20
-_MANY: Final = 1_000
+"""Read this many batches, however large their entries are."""
+
+_MAX_LISTED_OFTEN: Final = 1_000
+"""List a log of more entries than this only once in `_LIST_AGAIN_S`."""
+
 _LIST_AGAIN_S: Final = 60.0
 
 MAX_CASES: Final = 20
@@ -565,7 +569,7 @@ class CheckpointFollower:
         try:
             stamp = folder.stat().st_mtime_ns
             numbers = self._numbers
-            if len(numbers) > _MANY and (folder / str(numbers[-1])).exists():
+            if len(numbers) > _MAX_LISTED_OFTEN and (folder / str(numbers[-1])).exists():
                 while (folder / str(numbers[-1] + 1)).exists():
                     numbers.append(numbers[-1] + 1)
                 if stamp == self._listed_ns or time.monotonic() < self._next_list_s:
