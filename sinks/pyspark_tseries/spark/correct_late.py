@@ -70,8 +70,15 @@ MergeRule = str | Callable[[Any, Any], Any]
 
 MERGES: Final = ("sum", "min", "max")
 
-ROWS: Final = "late_rows"
-"""The column with the number of late rows of a window."""
+ROWS: Final = "tseries late rows"
+"""The column with the number of late rows of a window.
+
+No column of a store has a space in its name, so no result is called like this one or those below.
+"""
+
+_ORIGINAL: Final = "tseries original"
+_ROW: Final = "tseries row"
+_US: Final = "tseries us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +155,18 @@ def merge_windows(
     """
     functions = {name: how for name, how in merges.items() if not isinstance(how, str)}
     rules = {**{n: how for n, how in merges.items() if isinstance(how, str)}, ROWS: "sum"}
-    lists = [(name, "list") for name in functions]
-    grouped = windows.group_by(list(keys), use_threads=False).aggregate(
-        [*((name, str(how)) for name, how in rules.items()), *lists]
-    )
+    how_of = {
+        name: "list" if name in functions else str(rules[name]) for name in [*rules, *functions]
+    }
+    grouped = windows.group_by(list(keys), use_threads=False).aggregate(list(how_of.items()))
+    # A key may be called like a result with its rule, such as `rides_sum`.
+    grouped = grouped.rename_columns([*keys, *how_of])
     columns = {key: grouped[key] for key in keys}
     for name in windows.column_names:
         if name in rules:
-            columns[name] = grouped[f"{name}_{rules[name]}"].cast(windows[name].type)
+            columns[name] = grouped[name].cast(windows[name].type)
         elif name in functions:
-            folded = [
-                _fold(values, functions[name]) for values in grouped[f"{name}_list"].to_pylist()
-            ]
+            folded = [_fold(values, functions[name]) for values in grouped[name].to_pylist()]
             columns[name] = pa.chunked_array([pa.array(folded, windows[name].type)])
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
@@ -221,10 +228,10 @@ class Corrections(Revision):
         original = originals_of(in_force)
         originals = in_force.select(["series", self.rules.keys[1], *self.rules.merges])
         originals = originals.rename_columns([*keys, *self.rules.merges]).append_column(
-            "original", original
+            _ORIGINAL, original
         )
         row_numbers = pa.array(range(originals.num_rows), pa.int64())
-        keys_of_rows = originals.select([*keys, "original"]).append_column("row", row_numbers)
+        keys_of_rows = originals.select([*keys, _ORIGINAL]).append_column(_ROW, row_numbers)
         windows = self.windows.join(keys_of_rows, keys)
         if windows.num_rows > self.windows.num_rows:
             raise UpdateFailed(
@@ -235,7 +242,7 @@ class Corrections(Revision):
             )
         self._compare_windows(in_force)
         if self.is_first:
-            _refuse_other_reasons(in_force.take(windows["row"].drop_null()))
+            _refuse_other_reasons(in_force.take(windows[_ROW].drop_null()))
         is_hidden = self._find_hidden(windows, in_force, index)
         self.hidden = windows.filter(is_hidden).select(columns)
         windows = windows.filter(pc.invert(is_hidden))
@@ -254,10 +261,10 @@ class Corrections(Revision):
         merged = merge_windows(
             pa.concat_tables([stored_results, late_results]), self.rules.merges, self.rules.keys
         )
-        rows = merged.join(windows.select([*keys, "original", "row"]), keys)
+        rows = merged.join(windows.select([*keys, _ORIGINAL, _ROW]), keys)
         rows = rows.sort_by([(key, "ascending") for key in keys])
         # If only late rows make an original, its other columns are null.
-        return self._stage(rows, in_force.take(rows["row"]))
+        return self._stage(rows, in_force.take(rows[_ROW]))
 
     def _compare_windows(self, in_force: pa.Table) -> None:
         """Refuse windows of another length than those that others wrote."""
@@ -289,19 +296,17 @@ class Corrections(Revision):
         visible = pa.table(
             {
                 series: in_force["series"],
-                "original": originals_of(in_force),
-                "us": in_force["timestamp"].cast(pa.int64()),
+                _ORIGINAL: originals_of(in_force),
+                _US: in_force["timestamp"].cast(pa.int64()),
             }
         )
         oldest = visible.group_by([series], use_threads=False).aggregate(
-            [("original", "min"), ("us", "min")]
+            [(_ORIGINAL, "min"), (_US, "min")]
         )
         # A join does not keep the order of rows.
-        names = oldest[series].combine_chunks()
+        names, *firsts = (column.combine_chunks() for column in oldest.columns)
         rows_of_names = pc.index_in(windows[series], value_set=names)
-        first_original, first_us = (
-            oldest[name].take(rows_of_names) for name in ("original_min", "us_min")
-        )
+        first_original, first_us = (first.take(rows_of_names) for first in firsts)
         time_us = pc.add(windows[window].cast(pa.int64()), self.rules.offset_us)
         is_older = pc.and_(pc.greater(first_original, 0), pc.less_equal(time_us, first_us))
         last_sequence = index.lookup(windows[series].to_pylist())["last_sequence"]
@@ -309,17 +314,17 @@ class Corrections(Revision):
             pc.is_null(rows_of_names), pa.chunked_array([pa.array(last_sequence != NO_SEQUENCE)])
         )
         may_be_hidden = pc.or_(pc.fill_null(is_older, False), all_hidden)
-        return pc.and_(windows["original"].is_null(), may_be_hidden)
+        return pc.and_(windows[_ORIGINAL].is_null(), may_be_hidden)
 
     def _stage(self, rows: pa.Table, in_force: pa.Table) -> pa.Table:
         series, window = self.rules.keys
         time = pc.add(rows[window].cast(pa.int64()), self.rules.offset_us)
-        is_edit = rows["original"].is_valid()
+        is_edit = rows[_ORIGINAL].is_valid()
         columns = {
             "series": rows[series],
             "author": pa.nulls(rows.num_rows, pa.string()),
             "timestamp": pc.if_else(is_edit, pa.scalar(None, pa.int64()), time),
-            EDIT_OF.name: rows["original"],
+            EDIT_OF.name: rows[_ORIGINAL],
             window: rows[window],
             REASON: pa.array([self.rules.reason] * rows.num_rows, pa.string()),
             **{name: rows[name] for name in self.rules.merges},

@@ -40,6 +40,7 @@ HOUR_US = 3_600_000_000
 KEYS = ("series", "hour")
 MERGES = {"rides": "sum", "shortest": "min", "longest": "max", "product": lambda a, b: a * b}
 VALUES = {name: pa.int64() for name in MERGES}
+START = datetime(1970, 1, 1, tzinfo=UTC)
 ROW = st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(1, 9), st.booleans())
 """Series, hour, value, and whether the row is late."""
 
@@ -310,6 +311,30 @@ def test_edit_leaves_columns_that_are_no_aggregates_as_they_are(tmp_path):
         ("b", 0): (21, None, 50, None),
         ("b", -1): (1, None, None, None),
     }
+
+
+def test_results_and_keys_may_have_any_name(tmp_path):
+    """`place` made two columns of one name: the corrections of such a store failed."""
+    keys, merges = ("row_sum", "us"), {"row": "sum", "original": "max", "late_rows": lambda a, b: a}
+    fields = {"us": INSTANT, **dict.fromkeys(merges, pa.int64()), "reason": pa.string()}
+    TimeSeries.create(tmp_path / "s", fields, "unlimited")
+    store = Store.open(str(tmp_path / "s"))
+    schema = staged_schema(store.values)
+    row = {"series": "a", "timestamp": START, "us": START, "row": 5, "original": 5, "late_rows": 5}
+    table = pa.Table.from_pylist([row], schema).combine_chunks()
+    store.append(Batch(table, "fail", "main", ("tseries:q:main", 0), cti_us=HOUR_US))
+    some = _Corrector(
+        parse_location(str(tmp_path / "s")), WindowRules(keys, merges, 0, "me", "late")
+    )
+    at = pa.array([START, START], INSTANT)
+    columns = {"row_sum": ["a", "b"], "us": at, "row": [1, 2], "original": [7, 8]}
+    some.correct(pa.table({**columns, "late_rows": [1, 2], ROWS: [1, 1]}), "q", 0)
+    found = TimeSeries.open(tmp_path / "s").range_query().select_from().to_arrow()
+    rows = found.to_pylist()
+    assert [[row[name] for name in ("series", *merges)] for row in rows] == [
+        ["a", 6, 7, 5],
+        ["b", 2, 8, 2],
+    ]
 
 
 def test_new_checkpoint_is_refused_where_another_query_has_corrected(tmp_path):
