@@ -14,7 +14,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -155,35 +155,40 @@ class _Withdrawal(Revision):
             pc.is_in(events["author"], pa.array(sorted(self.correctors), pa.string())),
             events[REASON].is_valid(),
         )
-        corrected = pa.table({"series": events["series"], "original": original}).filter(is_own)
-        events = events.append_column("original", original).append_column("is_own", is_own)
-        events = events.join(
-            corrected.group_by(["series", "original"]).aggregate([]),
-            ["series", "original"],
-            join_type="left semi",
-        ).sort_by([(name, "ascending") for name in ("series", "original", "sequence")])
-        windows = dict[tuple[str, int], list[dict[str, Any]]]()
-        for event in events.to_pylist():
-            windows.setdefault((event["series"], event["original"]), []).append(event)
-        edits = [edit for window in windows.values() for edit in self._restore(window)]
+        # Values stay out of the join: their columns have any name, and Arrow joins no nested ones.
+        keys = pa.table({"series": events["series"], "original": original, "is_own": is_own})
+        keys = keys.append_column("row", pa.array(range(keys.num_rows)))
+        corrected = keys.filter(is_own).group_by(["series", "original"]).aggregate([])
+        keys = keys.append_column("sequence", events["sequence"])
+        keys = keys.join(corrected, ["series", "original"], join_type="left semi")
+        keys = keys.sort_by([(name, "ascending") for name in ("series", "original", "sequence")])
+        windows = dict[tuple[str, int], list[_Version]]()
+        for key, event in zip(keys.to_pylist(), events.take(keys["row"]).to_pylist(), strict=True):
+            window = windows.setdefault((key["series"], key["original"]), [])
+            window.append(_Version(event, key["is_own"]))
+        edits = [edit for key, window in windows.items() for edit in self._restore(*key, window)]
         return pa.Table.from_pylist(edits, schema).combine_chunks()
 
-    def _restore(self, window: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def _restore(
+        self, series: str, original: int, window: list["_Version"]
+    ) -> Iterator[dict[str, Any]]:
         """Yield the edit of a window, unless it already has the last values of other writers."""
-        others = [event for event in window if not event["is_own"]]
+        first, last = window[0].event, window[-1].event
+        others = [version.event for version in window if not version.is_own]
         names = [field.name for field in self.values if field.name != REASON]
         restored = {
-            name: others[-1][name] if others else window[0][name] if name == self.start else None
+            name: others[-1][name] if others else first[name] if name == self.start else None
             for name in names
         }
-        if all(is_same(window[-1][name], restored[name]) for name in names):
-            return
-        yield {
-            "series": window[0]["series"],
-            EDIT_OF.name: window[0]["original"],
-            **restored,
-            REASON: self.reason,
-        }
+        if not all(is_same(last[name], restored[name]) for name in names):
+            yield {"series": series, EDIT_OF.name: original, **restored, REASON: self.reason}
+
+
+class _Version(NamedTuple):
+    """A version of a window, and whether a corrector wrote it."""
+
+    event: dict[str, Any]
+    is_own: bool
 
 
 def _note_withdrawal(location: Location, query: str, batch: int) -> None:

@@ -79,6 +79,7 @@ No column of a store has a space in its name, so no result is called like this o
 _ORIGINAL: Final = "tseries original"
 _ROW: Final = "tseries row"
 _US: Final = "tseries us"
+_LEFT: Final = "tseries left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,23 +154,43 @@ def merge_windows(
 
     A null is a result without values, and changes nothing.
     """
-    functions = {name: how for name, how in merges.items() if not isinstance(how, str)}
-    rules = {**{n: how for n, how in merges.items() if isinstance(how, str)}, ROWS: "sum"}
-    how_of = {
-        name: "list" if name in functions else str(rules[name]) for name in [*rules, *functions]
+    rules = {
+        **{n: how for n, how in merges.items() if isinstance(how, str)},
+        ROWS: "sum",
+        _ROW: "list",
     }
-    grouped = windows.group_by(list(keys), use_threads=False).aggregate(list(how_of.items()))
+    numbered = _number(windows.select([*keys, *(name for name in rules if name != _ROW)]), _ROW)
+    grouped = numbered.group_by(list(keys), use_threads=False).aggregate(list(rules.items()))
     # A key may be called like a result with its rule, such as `rides_sum`.
-    grouped = grouped.rename_columns([*keys, *how_of])
+    grouped = grouped.rename_columns([*keys, *rules])
     columns = {key: grouped[key] for key in keys}
     for name in windows.column_names:
-        if name in rules:
+        how = rules.get(name) or merges.get(name)
+        if isinstance(how, str):
             columns[name] = grouped[name].cast(windows[name].type)
-        elif name in functions:
-            folded = [_fold(values, functions[name]) for values in grouped[name].to_pylist()]
+        elif how is not None:
+            values = windows[name].to_pylist()
+            folded = [
+                _fold([values[row] for row in rows], how) for rows in grouped[_ROW].to_pylist()
+            ]
             columns[name] = pa.chunked_array([pa.array(folded, windows[name].type)])
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
+
+
+def _number(table: pa.Table, name: str) -> pa.Table:
+    """Append a column with the number of each row."""
+    return table.append_column(name, pa.array(range(table.num_rows), pa.int64()))
+
+
+def _join(left: pa.Table, right: pa.Table, keys: list[str], how: str = "left outer") -> pa.Table:
+    """Join two tables by `keys`; `right` has no structs, lists and maps, which Arrow joins not."""
+    found = _number(left.select(keys), _LEFT).join(right, keys, join_type=how)
+    joined = left.take(found[_LEFT])
+    for name in found.column_names:
+        if name not in (*keys, _LEFT):
+            joined = joined.append_column(name, found[name])
+    return joined
 
 
 def _fold(values: list[Any], how: Callable[[Any, Any], Any]) -> Any:
@@ -230,9 +251,7 @@ class Corrections(Revision):
         originals = originals.rename_columns([*keys, *self.rules.merges]).append_column(
             _ORIGINAL, original
         )
-        row_numbers = pa.array(range(originals.num_rows), pa.int64())
-        keys_of_rows = originals.select([*keys, _ORIGINAL]).append_column(_ROW, row_numbers)
-        windows = self.windows.join(keys_of_rows, keys)
+        windows = _join(self.windows, _number(originals.select([*keys, _ORIGINAL]), _ROW), keys)
         if windows.num_rows > self.windows.num_rows:
             raise UpdateFailed(
                 f"a series has several originals of one window ('{self.rules.keys[1]}')",
@@ -249,7 +268,7 @@ class Corrections(Revision):
         late_results = windows.select(columns)
         no_late_rows = pa.nulls(originals.num_rows, late_results.schema.field(ROWS).type)
         stored_results = originals.append_column(ROWS, no_late_rows).select(columns)
-        stored_results = stored_results.join(late_results.select(keys), keys, join_type="left semi")
+        stored_results = _join(stored_results, late_results.select(keys), keys, "left semi")
         try:
             late_results = late_results.cast(stored_results.schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -261,7 +280,7 @@ class Corrections(Revision):
         merged = merge_windows(
             pa.concat_tables([stored_results, late_results]), self.rules.merges, self.rules.keys
         )
-        rows = merged.join(windows.select([*keys, _ORIGINAL, _ROW]), keys)
+        rows = _join(merged, windows.select([*keys, _ORIGINAL, _ROW]), keys)
         rows = rows.sort_by([(key, "ascending") for key in keys])
         # If only late rows make an original, its other columns are null.
         return self._stage(rows, in_force.take(rows[_ROW]))

@@ -1,6 +1,7 @@
 """Late rows correct windows in a store: like one computation of all rows, in any split, once."""
 
 import json
+import operator
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -313,28 +314,31 @@ def test_edit_leaves_columns_that_are_no_aggregates_as_they_are(tmp_path):
     }
 
 
-def test_results_and_keys_may_have_any_name(tmp_path):
-    """`place` made two columns of one name: the corrections of such a store failed."""
-    keys, merges = ("row_sum", "us"), {"row": "sum", "original": "max", "late_rows": lambda a, b: a}
-    fields = {"us": INSTANT, **dict.fromkeys(merges, pa.int64()), "reason": pa.string()}
-    TimeSeries.create(tmp_path / "s", fields, "unlimited")
-    store = Store.open(str(tmp_path / "s"))
-    schema = staged_schema(store.values)
+def test_results_and_keys_may_have_any_name_and_type(tmp_path):
+    """`place` made two columns of one name, and Arrow joins no lists: such queries failed."""
+    keys = ("row_sum", "us")
+    merges = {"row": "sum", "original": "max", "late_rows": lambda a, b: a, "is_own": operator.add}
+    types = {**dict.fromkeys(merges, pa.int64()), "is_own": pa.list_(pa.int64())}
+    path = tmp_path / "s"
+    TimeSeries.create(path, {"us": INSTANT, **types, "reason": pa.string()}, "unlimited")
+    store = Store.open(str(path))
     row = {"series": "a", "timestamp": START, "us": START, "row": 5, "original": 5, "late_rows": 5}
-    table = pa.Table.from_pylist([row], schema).combine_chunks()
+    schema = staged_schema(store.values)
+    table = pa.Table.from_pylist([{**row, "is_own": [5]}], schema).combine_chunks()
     store.append(Batch(table, "fail", "main", ("tseries:q:main", 0), cti_us=HOUR_US))
-    some = _Corrector(
-        parse_location(str(tmp_path / "s")), WindowRules(keys, merges, 0, "me", "late")
-    )
+    some = _Corrector(parse_location(str(path)), WindowRules(keys, merges, 0, "me", "late"))
     at = pa.array([START, START], INSTANT)
     columns = {"row_sum": ["a", "b"], "us": at, "row": [1, 2], "original": [7, 8]}
-    some.correct(pa.table({**columns, "late_rows": [1, 2], ROWS: [1, 1]}), "q", 0)
-    found = TimeSeries.open(tmp_path / "s").range_query().select_from().to_arrow()
-    rows = found.to_pylist()
-    assert [[row[name] for name in ("series", *merges)] for row in rows] == [
-        ["a", 6, 7, 5],
-        ["b", 2, 8, 2],
-    ]
+    columns |= {"late_rows": [1, 2], "is_own": [[6], [7]], ROWS: [1, 1]}
+    some.correct(pa.table(columns), "q", 0)
+
+    def rows():
+        found = TimeSeries.open(path).range_query().select_from().to_arrow().to_pylist()
+        return [[row[name] for name in ("series", *merges)] for row in found]
+
+    assert rows() == [["a", 6, 7, 5, [5, 6]], ["b", 2, 8, 2, [7]]]
+    assert withdraw_corrections(str(path), start="us", author="me") == 2
+    assert rows() == [["a", 5, 5, 5, [5]], ["b", None, None, None, None]]
 
 
 def test_new_checkpoint_is_refused_where_another_query_has_corrected(tmp_path):
