@@ -1,5 +1,7 @@
 """Files for those who carry on: workflows, changelog, contributing, architecture and decisions."""
 
+import ast
+import importlib
 import re
 import tomllib
 from itertools import pairwise
@@ -152,6 +154,20 @@ def test_no_test_is_imported_by_another(folder: str) -> None:
     imports = r"^ *(?:from|import) [^(\n]*(?:\([^)]*)?\btest_.*"
     found = [(path, re.findall(imports, text, re.MULTILINE)) for path, text in modules.items()]
     assert [(path, lines) for path, lines in found if lines] == []
+
+
+@pytest.mark.parametrize("folder", ["integration", "bench", "docs"])
+def test_what_jobs_and_benchmarks_import_of_the_packages_is_there(folder: str) -> None:
+    """Nothing else in `make test` imports them, and a renamed function broke `make run`."""
+    lost = [
+        (path.name, node.module, each.name)
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pyspark_t")
+        for each in node.names
+        if not hasattr(importlib.import_module(str(node.module)), each.name)
+    ]
+    assert lost == []
 
 
 QUESTIONS = {

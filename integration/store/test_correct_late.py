@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import correct_late_job as job
+import pyarrow as pa
 import pytest
 from broker import Broker
 from corrected_hours import AIRPORTS, expected_hours, in_force, late_flights, missing_flights
@@ -13,9 +15,15 @@ from harness import DeltaLog, InBatch, Job, run_killed
 from lengths import choices, repetitions
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from pyspark_tseries import TimeSeries
+from pyspark_timestream.core.instants import HOUR_US, SECOND_US
+from pyspark_tseries import TimeSeries, correct_late
 from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.write.batch import Batch
+from pyspark_tseries.write.rows import staged_schema
 
 KILLS = repetitions(1, 4)
 FLIGHTS = choices([3_000], [None])[0]
@@ -64,3 +72,28 @@ def test_corrections_by_another_delay_are_refused_before_anything_is_written(
     assert in_force(store) == before
     job.correct(rows, store, tmp_path / "right").awaitTermination()
     assert in_force(store) == expected_hours(300)
+
+
+def test_results_and_keys_may_have_dots_in_their_names(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark takes a dot for the way into a struct."""
+    path, rides = tmp_path / "s", tmp_path / "rides"
+    TimeSeries.create(path, {"hour": INSTANT, "km.sum": pa.float64()}, "unlimited")
+    store, hour = Store.open(str(path)), datetime(2026, 1, 1, tzinfo=UTC)
+    row = {"series": "north", "timestamp": hour, "hour": hour, "km.sum": 2.0}
+    table = pa.Table.from_pylist([row], staged_schema(store.values)).combine_chunks()
+    cti_us = round(hour.timestamp()) * SECOND_US + HOUR_US
+    store.append(Batch(table, "fail", "main", ("tseries:q:main", 0), cti_us=cti_us))
+    columns = "start_time timestamp, violation string, `station.name` string, km double"
+    rows = [(hour, "late", "north", 1.5), (hour, None, "north", 8.0), (hour, "late", "south", 4.0)]
+    spark.createDataFrame(rows, columns).write.json(str(rides))
+    late = spark.readStream.schema(columns).json(str(rides))
+    results = {"km.sum": (F.sum("km"), "sum")}
+    options = {"series": "station.name", "window": "1 hour", "start": "hour"}
+    query = correct_late(late, str(path), results, **options)
+    query = query.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+    query.start().awaitTermination()
+    found = TimeSeries.open(path).range_query().select_from().to_arrow()
+    assert found.select(["series", "km.sum"]).to_pylist() == [
+        {"series": "north", "km.sum": 3.5},
+        {"series": "south", "km.sum": 4.0},
+    ]

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_session import local_spark, read_back
 
 from pyspark_timestream import why
-from pyspark_timestream.demo.progress import step
+from pyspark_timestream.demo.progress import show_progress
 
 WORK = Path(".work/day").absolute()
 DAY_SECONDS = 86_400
@@ -156,13 +156,13 @@ def show_series(rows: list[Row], table: str) -> None:
 def simulate(work: Path) -> None:
     """The day into a store under `work`, and what it then holds."""
     store = work / "store"
-    with step("Starting Spark and its Python workers", START_SECONDS):
+    with show_progress("Starting Spark and its Python workers", START_SECONDS):
         spark = local_spark("day", log=work / "spark.log", spark_sql_shuffle_partitions="1")
         query = store_hours(hourly(ticks(spark)), store)
         first_report(query)
     print(f"Simulating a day, {DAY_SECONDS:,} ticks, in some {REAL_SECONDS} s:")
     watch(query)
-    with step("Reading the store back", 5):
+    with show_progress("Reading the store back", 5):
         rows, table = stored_series(spark.read.format("tseries").load(str(store)))
     show_series(rows, table)
     spark.stop()

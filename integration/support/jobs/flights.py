@@ -28,7 +28,7 @@ from pyspark.sql.streaming import StreamingQuery
 from schema_registry import SchemaRegistryStub, serve_schema_registry
 from spark_session import local_spark, read_back
 
-from pyspark_timestream.demo.progress import step
+from pyspark_timestream.demo.progress import show_progress
 
 PLACE = Path(__file__).parents[3] / ".work" / "flights"
 SCHEMA = "origin string, dep_delay double, start_time timestamp, cti timestamp"
@@ -258,7 +258,7 @@ def run_alone(given: argparse.Namespace) -> None:
     given.place.mkdir(parents=True, exist_ok=True)
     said: list[str] = []
     with ExitStack() as running:
-        with step("Starting a Kafka broker, fetched once", BROKER_SECONDS):
+        with show_progress("Starting a Kafka broker, fetched once", BROKER_SECONDS):
             kafka = running.enter_context(broker(said.append))
         print("\n".join(said))
         registry = None
@@ -266,16 +266,16 @@ def run_alone(given: argparse.Namespace) -> None:
             registry = running.enter_context(serve_schema_registry())
             given.schema_registry = registry.url
         count = given.records or FLIGHTS
-        with step(f"Producing {count:,} flights", 15) as doing:
+        with show_progress(f"Producing {count:,} flights", 15) as doing:
             tell = partial(setattr, doing, "done")
             given.topic = produce_flights(kafka, None, count, tell, given.value_format, registry)
         given.bootstrap = kafka.bootstrap
-        with step("Starting Spark", SPARK_SECONDS):
+        with show_progress("Starting Spark", SPARK_SECONDS):
             spark = local_spark("flights", given.master, log=given.place / "spark.log")
             running.callback(spark.stop)
         # In several batches, so that there is something to be seen.
         given.max_offsets_per_trigger = given.max_offsets_per_trigger or 1 + count // 6
-        with step("Counting them by airport and hour", 30) as doing:
+        with show_progress("Counting them by airport and hour", 30) as doing:
             query = start_query(spark, given)
             while not query.awaitTermination(0.2):
                 doing.done = source_counters(query).get("events", 0) / count or None

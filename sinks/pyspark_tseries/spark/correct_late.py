@@ -477,15 +477,21 @@ def correct_late(
     identity = QueryIdentity.of(rows)
 
     def correct(batch: DataFrame, number: int) -> None:
-        grouped = batch.groupBy(F.col(series), windows).agg(*results, F.count("*").alias(ROWS))
+        key = _quote(series)
+        grouped = batch.groupBy(F.col(key), windows).agg(*results, F.count("*").alias(ROWS))
         late_windows = grouped.select(
-            series, F.col("_window.start").alias(start), *aggregates, ROWS
+            key, F.col("_window.start").alias(start), *map(_quote, [*aggregates, ROWS])
         )
         query = identity.find_id(batch)
         streams = partial(identity.find_streams, query, number)
         corrector.correct(late_windows.toArrow(), query, number, streams)
 
     return identity.mark(rows.writeStream.foreachBatch(correct))
+
+
+def _quote(name: str) -> str:
+    """Quote a name for Spark, which takes a dot for the way into a struct."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _check_violation(late: DataFrame) -> None:

@@ -590,7 +590,7 @@ def write_numbered(
     file = None
     if len(events.order):
         table = build_events(rows, events, rules.metadata, rules.author)
-        file = write_events(location, path, table, stats=events.stats())
+        file = write_events(location, path, table, ROWS_PER_GROUP, stats=events.stats())
     return WriteResult(file, events.change, events.counts)
 
 
