@@ -25,7 +25,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pyspark_timestream.core.processes import begin_in_forks, read_wall_clock
+from pyspark_timestream.core.processes import begin_in_forks
 from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StoreBusy
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
@@ -106,6 +106,12 @@ class RetryPolicy:
 DEFAULT_RETRYING: Final = RetryPolicy()
 
 _Result = TypeVar("_Result")
+
+
+# That of `core.processes` would be one more file on the way of every append.
+def _read_wall_clock() -> int:
+    """Return the wall clock, in microseconds."""
+    return time.time_ns() // 1000
 
 
 class Store:
@@ -426,7 +432,7 @@ class Store:
         problem = f"store '{self.root}': {rivals} in all of {attempts} attempts; {outcome}"
         return StoreBusy(problem, next_step=next_step)
 
-    def read_clock(self, clock: Callable[[], int] = read_wall_clock) -> int:
+    def read_clock(self, clock: Callable[[], int] = _read_wall_clock) -> int:
         """Return the wall clock in microseconds; raise WrongClock if it is, or was, far ahead."""
         us = clock()
         self.check_time(us)
@@ -451,7 +457,7 @@ class Store:
     def append(
         self,
         batch: Appendable,
-        clock: Callable[[], int] = read_wall_clock,
+        clock: Callable[[], int] = _read_wall_clock,
         *,
         synced: bool = True,
         attempts: list[PreparedCommit] | None = None,
