@@ -290,7 +290,7 @@ def test_a_future_without_events_is_set_back_too(series, tmp_path, monkeypatch):
         set_clock(context, 64 * YEAR, kernel=True)
         set_limits(context, idle_us=10**18)
         series.set_retained_range("limit 5")
-    assert "No event is of such a commit" in str(repair(str(tmp_path / "s")).mended[0])
+    assert "No event belongs to such a commit" in str(repair(str(tmp_path / "s")).mended[0])
     assert series.append("a", 2).sequence == 1
     assert series.describe()["retained_range"] == "limit 5"
     assert verify(str(tmp_path / "s")) == []

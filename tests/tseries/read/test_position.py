@@ -114,7 +114,7 @@ def test_a_position_of_another_store_or_version_is_refused(tmp_path):
     make(tmp_path / "s").append(batch(("a", 0)))
     client = Client(tmp_path / "s")
     client.position = replace(client.position, store="another")
-    with pytest.raises(UnusableStore, match="of another store"):
+    with pytest.raises(UnusableStore, match="belongs to another store"):
         client.poll()
     with pytest.raises(UnusableStore, match="format version 2"):
         Position.from_json({"version": 2, "store": ""})

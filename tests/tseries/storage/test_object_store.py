@@ -37,7 +37,6 @@ from pyspark_tseries.read.delivery import InitialEvents, read_delivery
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.storage.location import Location, exclusive, parse_location
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_entries import TornEntry, entry_path, parse_entry
 from pyspark_tseries.store.store import Store
@@ -476,7 +475,7 @@ def test_what_another_tool_does_there_is_judged_as_on_a_disk(store, location):
 
 
 def test_the_object_stores_own_clock_says_that_a_writers_is_ahead(store, location):
-    now = storage.now_us()
+    now = now_us()
     for ahead in (2 * HOUR_US, 60 * 365 * 24 * HOUR_US):
         with pytest.raises(WrongClock, match="set this machine's clock"):
             store.append(batch(("a", None)), clock=lambda ahead=ahead: now + ahead)

@@ -311,7 +311,7 @@ def test_store_created_again_under_a_subscriber_is_another_one(tmp_path):
     forget_stores()
     make(tmp_path / "s")
     append(tmp_path / "s", *range(20))
-    with pytest.raises(UnusableStore, match="of another store"):
+    with pytest.raises(UnusableStore, match="belongs to another store"):
         client.poll()
 
 

@@ -43,7 +43,7 @@ def test_a_long_log_is_not_listed_again_for_each_batch_that_comes_and_each_that_
 ):
     listed = []
     inner = os.listdir
-    monkeypatch.setattr(follow, "_MANY", 10)
+    monkeypatch.setattr(follow, "_MAX_LISTED_OFTEN", 10)
     monkeypatch.setattr(follow.os, "listdir", lambda path: listed.append(path) or inner(path))
     moments = running(30)
     write(tmp_path, moments[:15])

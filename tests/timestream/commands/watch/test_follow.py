@@ -184,7 +184,7 @@ def test_an_entry_between_others_that_becomes_whole_takes_its_place(tmp_path):
 def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "MAX_BATCHES", 10)
     monkeypatch.setattr(follow, "MAX_RECALLED", 30)
-    monkeypatch.setattr(follow, "_MANY", 50)
+    monkeypatch.setattr(follow, "_MAX_LISTED_OFTEN", 50)
     moments = running(160, late=1)
     write(tmp_path, moments[:150])
     follower = CheckpointFollower(str(tmp_path))
