@@ -179,7 +179,7 @@ class TimeSeries(Questions):
 
         Raises:
             IncompatibleValue: a column that no store can have.
-            UnusableStore: `path` is not empty, or cannot be reached.
+            UnusableStore: `path` has files of data, lies in a Delta table, or cannot be reached.
             ValueError: an empty path, an invalid retained range, a negative age, an unknown
                 durability or storage option.
         """

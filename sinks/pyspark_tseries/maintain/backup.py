@@ -59,7 +59,8 @@ def backup(path: str | Location, target: str | Location) -> BackupResult:
 
     Raises:
         NoSuchStore: there is no store.
-        UnusableStore: the store is damaged, or `target` is not empty or lies in the store.
+        UnusableStore: the store is damaged, or `target` is not empty or lies in a table,
+            such as the store.
         StoreBusy: files were removed before they were copied, again and again.
         OSError: a file cannot be read or written.
     """
@@ -103,7 +104,7 @@ def parse_end(path: str | Location, options: Mapping[str, str] | None) -> Locati
 
 
 def _refuse_target(source: Location, to: Location) -> None:
-    """Raise UnusableStore if the target is not empty or lies in the store."""
+    """Raise UnusableStore if the target is not empty, or lies in a table such as the store."""
     if to.is_local and source.is_local:
         within = os.path.realpath(to.root) + os.sep
         if within.startswith(os.path.realpath(source.root) + os.sep):
@@ -112,6 +113,7 @@ def _refuse_target(source: Location, to: Location) -> None:
                 "a directory outside of the store",
                 "name another one",
             )
+    to.require_outside_tables()
     if to.is_local and os.path.lexists(to.root) and not os.path.isdir(to.root):
         raise UnusableStore(
             f"'{to.root}' is a file, or a link that leads nowhere; nothing was copied",

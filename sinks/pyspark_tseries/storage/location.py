@@ -38,6 +38,7 @@ import pyarrow as pa
 
 from pyspark_timestream.core.options import decode_file_uri
 from pyspark_timestream.errors import OptionError, compose_message
+from pyspark_tseries.errors import UnusableStore
 
 MAX_SYNC_THREADS: Final = 16
 _NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -209,6 +210,13 @@ def local_path(location: str) -> str:
             f"the path {path!r} has a '%', which libraries of Delta tables take for an escape; "
             "accepted: a path without it; next step: choose another directory"
         )
+    if (expanded := os.path.expanduser(path)) != path:
+        # A directory named '~' would be made here, and 'rm -r ~' would not remove that one.
+        raise ValueError(
+            f"the path {path!r} begins with a home directory, which only a shell finds by '~'; "
+            f"accepted: the whole path; next step: give {expanded!r}, or './{path}' if a directory "
+            "has this name"
+        )
     # Half a character stands for a byte that is not UTF-8.
     if "\\" in path or any(char < " " or "\ud800" <= char <= "\udfff" for char in path):
         raise ValueError(f"a directory named {path!r} cannot be a Delta table")
@@ -340,6 +348,35 @@ class Location:
     def is_away(self) -> bool:
         """Return whether a local path has no store: it was moved, or its mount point is empty."""
         return self.is_local and not os.path.isdir(self.file(LOG_FOLDER))
+
+    def require_outside_tables(self) -> None:
+        """Raise UnusableStore if a store here would lie in a Delta table, such as a store.
+
+        A directory whose name begins with `_` or `.` hides what is in it from the table's VACUUM.
+        """
+        path = os.path.realpath(self.root) if self.is_local else self.file()
+        while not os.path.basename(path).startswith(("_", ".")):
+            path, inner = os.path.dirname(path), path
+            if path in ("", inner):
+                break
+            if self._has_folder(os.path.join(path, LOG_FOLDER)):
+                table = path if self.is_local else f"s3://{path}"
+                raise UnusableStore(
+                    f"'{self.root}' lies in the Delta table '{table}', whose VACUUM would remove "
+                    "all files of a store there",
+                    "a path that is in no table or other store",
+                    f"choose one beside it, such as '{table}-{os.path.basename(self.root)}'",
+                )
+
+    def _has_folder(self, path: str) -> bool:
+        """Return whether there is a directory at `path`; False if the storage does not say."""
+        if self.is_local:
+            return os.path.isdir(path)
+        from pyarrow.fs import FileType
+
+        with contextlib.suppress(OSError):
+            return self.filesystem.get_file_info(path).type == FileType.Directory  # type: ignore[no-any-return]
+        return False
 
     @property
     def uri(self) -> str:

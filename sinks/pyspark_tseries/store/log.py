@@ -204,14 +204,16 @@ def create_table(location: Location, schema: pa.Schema, properties: dict[str, st
     """Create the table at `location`, unless another client has just created it.
 
     Raises:
-        UnusableStore: there are files of another table, or of a store without its log; or the
-            directory cannot be written, or the object store cannot be reached.
+        UnusableStore: there are files of another table, or of a store without its log; the
+            directory lies in another table, cannot be written, or the object store cannot be
+            reached.
     """
     _require_delta(location)
     try:
         data_file = _find_data_file(location)
         if data_file is not None and open_table(location) is None:
             raise _occupied_error(location, data_file)
+        location.require_outside_tables()
         if location.is_local:
             _create_local(location, schema, properties)
         else:

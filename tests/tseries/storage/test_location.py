@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import threading
 
 import pytest
@@ -166,6 +167,17 @@ def test_command_line_names_a_wrong_storage_option_without_its_value(capsys, giv
 def test_a_path_with_a_percent_sign_is_refused_with_the_way_out(path):
     with pytest.raises(ValueError, match=r"has a '%'.*; accepted: a path without it; next step: "):
         local_path(path)
+
+
+@pytest.mark.parametrize("path", ["~", "~/rooms", "~root/rooms"])
+def test_a_home_directory_that_no_shell_has_found_is_refused_with_the_whole_path(path, monkeypatch):
+    """A store in a directory named '~' was made, and 'rm -r ~' would have removed the home."""
+    monkeypatch.setenv("HOME", "/home/ann")
+    whole = re.escape(repr(os.path.expanduser(path)))
+    with pytest.raises(ValueError, match=f"; next step: give {whole}, or './{path}' if"):
+        parse_location(path)
+    assert parse_location(f"./{path}") == Location(os.path.abspath(path))
+    assert parse_location(f"{path.replace('~', '~~')}").root.endswith(path)
 
 
 def test_a_sync_does_not_wait_for_threads_that_sync_for_others(tmp_path, monkeypatch):

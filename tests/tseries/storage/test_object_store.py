@@ -53,6 +53,11 @@ def location(bucket, request):  # noqa: F811 the fixture
     return parse_location(bucket.uri(f"some stores/{request.node.name}"), bucket.options)
 
 
+def test_a_store_in_another_is_refused_there_too(store, location):
+    with pytest.raises(UnusableStore, match=f"lies in the Delta table '{location.root}'"):
+        TimeSeries.create(f"{location.root}/a/b", VALUES, storage_options=dict(location.options))
+
+
 @pytest.fixture
 def store(location):
     return Store.create(location, [VALUE], RetainedRange(limit=1000), min_retention_us=0)

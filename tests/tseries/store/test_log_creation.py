@@ -6,12 +6,15 @@ import shutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from tseries.builders import VALUE, batch, forget_stores, new_store, stored
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
+from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.storage.location import Location, bears_tag, parse_location, tagged_id
 from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.log import _missing_checkpoint, create_table
@@ -83,6 +86,29 @@ def test_a_directory_without_files_of_data_takes_a_store(tmp_path):
     (tmp_path / "s" / "kind=event").mkdir()
     new_store(tmp_path / "s").append(batch(("a", 1)))
     assert len(stored(tmp_path / "s")) == 1
+
+
+def test_creation_in_a_table_whose_vacuum_would_remove_the_store_is_refused(path, tmp_path):
+    """A rollup beside the events of its source lost everything by a VACUUM of the source."""
+    for create in (
+        lambda inner: TimeSeries.create(inner, {"value": pa.float64()}, "unlimited", "me"),
+        lambda inner: TimeSeries.open(path).rollup(inner, "1 hour", {"value": "mean"}),
+        lambda inner: backup(path, inner),
+        lambda inner: backup(tmp_path / "other", inner),
+    ):
+        if not (tmp_path / "other").exists():
+            new_store(tmp_path / "other")
+        with pytest.raises(UnusableStore, match=r"lies in the .*; next step: (choose|name) "):
+            create(path / "a" / "inner")
+        assert not (path / "a").exists()
+        os.symlink(path, tmp_path / "link")
+        with pytest.raises(UnusableStore, match=f"lies in the .*'{path}|itself"):
+            create(tmp_path / "link" / "inner")
+        os.remove(tmp_path / "link")
+    hidden = new_store(path / "_rollups" / "hours")
+    hidden.append(batch(("a", 1)))
+    DeltaTable(path).vacuum(0, False, enforce_retention_duration=False, full=True)
+    assert not verify(str(path / "_rollups" / "hours"))
 
 
 def test_a_store_that_another_writer_has_just_created_and_filled_is_taken(path):
