@@ -16,7 +16,7 @@ from simulation.world import World
 
 from pyspark_timestream.kafka import reader, task
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.driver import driver, trackers
+from pyspark_timestream.kafka.driver import driver, end_states, trackers
 from pyspark_timestream.kafka.offsets import changes, group_metadata, next_offset, offset
 from pyspark_timestream.kafka.writer import stream_writer
 from pyspark_timestream.producer import transactions
@@ -89,7 +89,7 @@ def a_replay_reads_other_ranges(patch: Patch) -> None:
 
 @bug()
 def a_batch_that_tasks_committed_counts_twice(patch: Patch) -> None:
-    real = driver.load_end_states
+    real = end_states.load_end_states
 
     def find(options: Any, batch: Any, *given: Any) -> Any:
         found = real(options, batch, *given)
@@ -99,7 +99,7 @@ def a_batch_that_tasks_committed_counts_twice(patch: Patch) -> None:
         }
         return replace(found, clocks=clocks)
 
-    patch.setattr(driver, "load_end_states", find)
+    patch.setattr(end_states, "load_end_states", find)
 
 
 @bug()

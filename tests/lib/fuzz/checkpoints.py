@@ -28,7 +28,7 @@ from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.core.checkpoint import LogEntry, check_offset, find_mistake
 from pyspark_timestream.core.why import is_own_error
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.driver import driver, trackers
+from pyspark_timestream.kafka.driver import trackers
 from pyspark_timestream.kafka.offsets.group_metadata import (
     decode_group_metadata,
     encode_group_metadata,
@@ -56,7 +56,7 @@ POSITION: Final = Position(
 def offsets() -> Target:
     """An offset that Spark gives back after a restart: it is planned from, or refused."""
 
-    driver.LEADER_CHANGE_GRACE_S = trackers.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
+    trackers.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
 
     def make(chance: Chance) -> Any:
         broker = FakeBroker(p0=(0, 200), p1=(0, 200), p2=(100, 130))
@@ -104,7 +104,7 @@ def changes() -> Target:
     Whatever is refused changes nothing, so the options before it go on. At last the offset itself
     is damaged.
     """
-    driver.LEADER_CHANGE_GRACE_S = trackers.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
+    trackers.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
 
     def make(chance: Chance) -> Any:
         restarts = []

@@ -71,7 +71,9 @@ class Driven:
             lambda: int(self.now_s * 1e6),
             unreadable,
         )
-        self.driver._read_again = lambda offset, span: offset.partitions[span.partition].clock
+        self.driver._end_states.restore = lambda options, offset, span: (
+            offset.partitions[span.partition].clock
+        )
         self.offset = INITIAL_OFFSET
 
     def plan(self, cap: int | None = None) -> dict[int, tuple[int, int]] | None:

@@ -7,7 +7,6 @@ needs; the fields of `StreamDriver` are caches (`trackers`) and the state of the
 """
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,6 @@ from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.core.processes import EndRequests, find_directory
 from pyspark_timestream.errors import (
     LOSS_ADVICE,
-    BrokerUnreachable,
     CheckpointMismatch,
     DataLost,
     name_topics,
@@ -31,18 +29,13 @@ from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.diagnoses import recall_warnings
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
-from pyspark_timestream.kafka.driver.end_states import (
-    EndStates,
-    load_end_states,
-    lose_clock,
-    read_again,
-    take_end_states,
-)
+from pyspark_timestream.kafka.driver.end_states import LastEndStates
 from pyspark_timestream.kafka.driver.trackers import (
     CtiImporter,
     IdleTracker,
     PartitionCache,
     RunEnds,
+    TopicIds,
     change_import,
     derive_import_options,
     make_steady_clock,
@@ -66,7 +59,6 @@ from pyspark_timestream.kafka.offsets.offset import (
     read_recorded_offset,
 )
 from pyspark_timestream.kafka.offsets.positions import (
-    LEADER_CHANGE_GRACE_S,
     find_ended,
     find_recreated_topics,
     find_unchanged_topics,
@@ -90,7 +82,7 @@ from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
 from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
 from pyspark_timestream.kafka.schemas import ReaderSchema, is_accepted
 from pyspark_timestream.kafka.task import RangeEnd
-from pyspark_timestream.rules.clocks import PartitionClock, has_reached
+from pyspark_timestream.rules.clocks import has_reached
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -105,6 +97,75 @@ class _Logs(NamedTuple):
     ends: Mapping[Partition, int]
     lost: bool
     topic_ids: Mapping[str, str]
+
+
+class _WaitingChange:
+    """A change of pinned options that waits until the CTI has reached `changeFrom` (8.10).
+
+    Attributes:
+        settings: the new values of all pinned options.
+        waits: True while the values of the last batch hold.
+    """
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self.settings, self._from_us = options.settings(), options.change_at_us
+        self.waits = False
+
+    def begin(self, previous: StreamOffset) -> bool:
+        """Return whether the change waits, at the start of a run after the batch `previous`.
+
+        Raises:
+            CheckpointMismatch: the CTI had reached `changeFrom` by that batch.
+        """
+        if self._from_us is None or previous.settings == self.settings:
+            return False
+        if has_reached(previous.cti_us, self._from_us):
+            assert previous.cti_us is not None
+            raise CheckpointMismatch(
+                f"option 'changeFrom' is '{format_instant(self._from_us)}', and the stream's CTI "
+                f"was already {format_instant(previous.cti_us)} when its last batch was planned "
+                f"without the change of {self._compare(previous)}: give a later "
+                "instant, or 'now', or set the old values back"
+            )
+        self.waits = True
+        return True
+
+    def is_due(self, cti_us: int | None) -> bool:
+        """Return whether the change waits no longer if the stream's CTI is `cti_us`."""
+        return self.waits and has_reached(cti_us, self._from_us)
+
+    def describe(self, planned: StreamOffset) -> dict[str, str]:
+        """Return what the offset `planned` notes of the change; empty if it does not wait."""
+        if not self.waits or self._from_us is None:
+            return {}
+        return {"changeFrom": f"{format_instant(self._from_us)}: {self._compare(planned)}"}
+
+    def _compare(self, offset: StreamOffset) -> str:
+        return describe_settings(*compare_settings(offset.settings, self.settings))
+
+
+class _WorkTimes:
+    """When the run last read records, and since when it has had nothing to do."""
+
+    def __init__(self) -> None:
+        self.filled_us: int | None = None
+        """The clock at the last batch with records, or at the first batch of the run."""
+        self._missing_since_us: int | None = None
+
+    def note(self, now_us: int, planned: StreamOffset, *, is_batch: bool) -> None:
+        """Note the plan of this moment: a new batch, or the last one again."""
+        if not is_batch:
+            if self._missing_since_us is None:
+                self._missing_since_us = now_us
+            return
+        self._missing_since_us = None
+        if self.filled_us is None or planned.has_records:
+            self.filled_us = now_us
+
+    def has_been_missing(self, now_us: int) -> bool:
+        """Return whether there has been nothing to do for about a second."""
+        since_us = self._missing_since_us
+        return since_us is not None and now_us - since_us >= _NO_WORK_AFTER_US
 
 
 class StreamDriver:
@@ -127,25 +188,22 @@ class StreamDriver:
         projection: Projection | None = None,
     ) -> None:
         self._options = options
-        self._user_settings = options.settings()
-        self._change_at_us: int | None = None  # Until the CTI is there, the old options hold.
+        self._change = _WaitingChange(options)
         self._create_reader = create_reader
         self._importer: CtiImporter | None = None
         self._now_us = now_us or make_steady_clock()
         self._idle_tracker = IdleTracker(options.idle_timeout_us)
-        self._no_work_since_us: int | None = None
-        self._topic_ids: dict[str, str] = {}
-        self._ids_asked_at_s = float("-inf")
+        self._work = _WorkTimes()
         self._create_broker = create_broker
         self._connected_broker: Broker | None = None
         self._partition_cache = PartitionCache(lambda: self._broker.partitions())
+        self._topic_ids = TopicIds(lambda: self._broker, self._partition_cache)
         self._ends = RunEnds(lambda: self._broker, self._partition_cache)
-        self._started = False
         self._has_end_request = False
         self._committed_batch = -1
-        self._last_filled_us: int | None = None  # The clock at the last batch with records.
-        self._last_end_states: tuple[StreamOffset, EndStates] | None = None
-        self._planned: StreamOffset | None = None
+        self._end_states = LastEndStates(lambda: self._broker, create_reader)
+        self.planned: StreamOffset | None = None
+        """The offset that `plan` returned last."""
         self._first_planned: int | None = None  # The number of this run's first batch.
         self._requests = EndRequests(find_directory())
         self._projection = projection
@@ -158,13 +216,13 @@ class StreamDriver:
         """Make this a bounded run up to the current ends, or up to `read_ends` if higher."""
         if self._connected_broker is None:
             # No request here uses the group, so any name will do until the stream has its own.
-            self._connect(self._options.group_prefix)
+            self._connect(None)
         # Bound the import first: its CTIs wait for ends that must be later.
         importer = self._get_importer()
         if importer is not None:
             importer.limit_to_current_ends()
         self._ends.limit_to_current_ends(read_ends or {}, importer is not None)
-        if not self._started:
+        if not self._has_started:
             # A run that goes on keeps the times of its idle partitions.
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
@@ -194,14 +252,10 @@ class StreamDriver:
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         self._wait_for_commit()
-        options, change_from = self._options, self._options.change_from
-        check_stream_offset(
-            start, self._user_settings, options.topic_settings, change_from=change_from
-        )
-        previous = None if is_initial_offset(start) else self.read_offset(start)
+        previous = self._read_start(start)
         self.fix_schemas({} if previous is None else previous.schemas)
-        if previous is not None and not self._started:
-            self._keep_old_options(previous)
+        if previous is not None and not self._has_started and self._change.begin(previous):
+            self._use_settings(previous.settings)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
         run = self._describe_run(cap, previous)
@@ -209,69 +263,46 @@ class StreamDriver:
             planned = self._plan_first(run)
         else:
             planned = self._plan_next(previous, run)
-            if planned is not previous and has_reached(planned.cti_us, self._change_at_us):
+            if planned is not previous and self._change.is_due(planned.cti_us):
                 # Spark never gets the plan that was made with the old options.
-                self._adopt_settings(self._user_settings, None)
+                self._change.waits = False
+                self._use_settings(self._change.settings)
                 run = self._describe_run(cap, previous)
                 planned = self._plan_next(previous, run)
-            self._note_work(planned is not previous)
         log_new_warnings(() if previous is None else previous.warnings, planned.warnings)
+        self._work.note(self._now_us(), planned, is_batch=planned is not previous)
         if planned is previous:
-            self._planned = planned
+            self.planned = planned
             return dict(start)
         if run.change is not None:
             _LOG.warning("from batch %d on %s", planned.number, planned.changes[-1].describe())
-        unpinned = self._list_noted(planned)
-        planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
-        if run.new_start or planned.has_records:
-            self._last_filled_us = self._now_us()
-        self._started, self._planned = True, planned
+        unpinned = _list_unpinned(self._options, planned.stream) | self._change.describe(planned)
+        self.planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
         if self._first_planned is None:
             self._first_planned = planned.number
-        return planned.to_json()
-
-    def _note_work(self, has_work: bool) -> None:
-        now_us = self._now_us()
-        if has_work:
-            self._no_work_since_us = None
-        elif self._no_work_since_us is None:
-            self._no_work_since_us = now_us
-
-    def _has_no_work(self, now_us: int) -> bool:
-        since_us = self._no_work_since_us
-        return since_us is not None and now_us - since_us >= _NO_WORK_AFTER_US
+        return self.planned.to_json()
 
     @property
-    def planned(self) -> StreamOffset | None:
-        """The offset that `plan` returned last."""
-        return self._planned
+    def _has_started(self) -> bool:
+        """Return whether the run has planned a batch."""
+        return self._first_planned is not None
 
-    def _keep_old_options(self, previous: StreamOffset) -> None:
-        """Keep the options of the last batch until the CTI has reached `changeFrom` (8.10).
+    def _read_start(self, start: Mapping[str, Any]) -> StreamOffset | None:
+        """Check and read the offset of the last batch; None before the first batch of a query."""
+        check_stream_offset(
+            start,
+            self._change.settings,
+            self._options.topic_settings,
+            change_from=self._options.change_from,
+        )
+        return None if is_initial_offset(start) else self.read_offset(start)
 
-        Raises:
-            CheckpointMismatch: the CTI had reached it by the last batch.
-        """
-        at_us = self._options.change_at_us
-        if at_us is None or previous.settings == self._user_settings:
-            return
-        if has_reached(previous.cti_us, at_us):
-            assert previous.cti_us is not None
-            changed = compare_settings(previous.settings, self._user_settings)
-            raise CheckpointMismatch(
-                f"option 'changeFrom' is '{format_instant(at_us)}', and the stream's CTI was "
-                f"already {format_instant(previous.cti_us)} when its last batch was planned "
-                f"without the change of {describe_settings(*changed)}: give a later "
-                "instant, or 'now', or set the old values back"
-            )
-        self._adopt_settings(previous.settings, at_us)
-
-    def _adopt_settings(self, settings: Mapping[str, str], until_us: int | None) -> None:
-        """Use the pinned options `settings` until the CTI reaches `until_us`; None: for good."""
-        self._options, self._change_at_us = self._options.as_of(settings), until_us
-        options = derive_import_options(self._options)
-        if self._importer is not None and options is not None:
-            self._importer.change(options)
+    def _use_settings(self, settings: Mapping[str, str]) -> None:
+        """Use these values of the pinned options, for the imported topic too."""
+        self._options = self._options.as_of(settings)
+        import_options = derive_import_options(self._options)
+        if self._importer is not None and import_options is not None:
+            self._importer.change(import_options)
 
     def read_offset(self, value: Mapping[str, Any]) -> StreamOffset:
         """Read an offset that Spark gives back.
@@ -298,7 +329,7 @@ class StreamDriver:
         """Make this a bounded run with a final CTI if `end_stream` asks for one (11.12)."""
         if previous is None or self._has_end_request:
             return
-        if not self._requests.take(previous.stream, self._started):
+        if not self._requests.take(previous.stream, self._has_started):
             return
         if not self._ends.is_bounded:
             open_at = _find_open_positions(previous, self._find_ended(previous))
@@ -313,15 +344,15 @@ class StreamDriver:
         """Return the limits of the next batch."""
         options, change = self._options, None
         if previous is not None:
-            settings = self._user_settings if self._change_at_us is None else previous.settings
+            settings = previous.settings if self._change.waits else self._change.settings
             unpinned = _list_unpinned(options, previous.stream)
             change = find_change(options, settings, previous, unpinned)
         return RunContext(
             max_offsets=cap,
-            min_offsets=self._choose_min_offsets(),
+            min_offsets=options.min_offsets if self._waits_for_records() else None,
             max_tasks=options.max_tasks,
             bounded=self._ends.is_bounded,
-            new_start=not self._started,
+            new_start=not self._has_started,
             final_cti=options.final_cti or (self._has_end_request and options.has_ctis),
             idle_timeout_us=options.idle_timeout_us,
             idle_advance_us=options.idle_advance_us,
@@ -334,15 +365,15 @@ class StreamDriver:
     def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
         """Return the positions of the partitions that have reached `endingCti`."""
         until_us = self._options.ending_cti_us
-        clocks = {} if until_us is None else self._get_end_states(previous).clocks
+        clocks = {} if until_us is None else self._end_states.find(self._options, previous).clocks
         return find_ended(previous, clocks, until_us)
 
-    def _choose_min_offsets(self) -> int | None:
-        """Return how many new offsets the batch waits for; None if it does not wait."""
-        if self._ends.is_bounded or self._last_filled_us is None:
-            return None
-        is_due = self._now_us() - self._last_filled_us >= self._options.max_delay_us
-        return None if is_due else self._options.min_offsets
+    def _waits_for_records(self) -> bool:
+        """Return whether the batch waits for `minOffsetsPerTrigger` (until `maxTriggerDelay`)."""
+        filled_us = self._work.filled_us
+        if self._ends.is_bounded or filled_us is None:
+            return False
+        return self._now_us() - filled_us < self._options.max_delay_us
 
     def find_recreated(self, offset: StreamOffset, ranges: Iterable[OffsetRange]) -> frozenset[str]:
         """Return the topics that were created again since a batch that now runs again (9.1).
@@ -362,9 +393,9 @@ class StreamDriver:
         recorded = {name: topic_id for name, topic_id in offset.topic_ids.items() if name in topics}
         if not recorded:
             return frozenset()
-        recreated = find_recreated_topics(
-            recorded, self._require_topic_ids(offset, recorded.keys())
-        )
+        self._connect(offset.stream)
+        topic_ids = self._topic_ids.require(recorded.keys(), f"batch {offset.number} runs again")
+        recreated = find_recreated_topics(recorded, topic_ids)
         if recreated:
             loss = (
                 f"batch {offset.number} runs again without the records of "
@@ -375,34 +406,13 @@ class StreamDriver:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         return recreated
 
-    def _require_topic_ids(self, offset: StreamOffset, topics: Set[str]) -> dict[str, str]:
-        """Return the ids of the topics that exist; ask again until the brokers tell all of them."""
-        self._connect(group_name(self._options.group_prefix, offset.stream))
-        deadline_s = time.monotonic() + LEADER_CHANGE_GRACE_S
-        while True:
-            topic_ids = self._broker.topic_ids(topics)
-            # The tasks report the loss of a deleted topic.
-            unknown = topics - topic_ids.keys()
-            if unknown:
-                unknown &= {partition.topic for partition in self._partition_cache.get(fresh=True)}
-            if not unknown:
-                return topic_ids
-            if time.monotonic() >= deadline_s:
-                raise BrokerUnreachable(
-                    f"batch {offset.number} runs again, and the brokers do not tell the id of "
-                    f"{name_topics(unknown)}: it may have been created again, with other records "
-                    "under the same offsets; restart the query once they do, with the right to "
-                    "describe the topic"
-                )
-            time.sleep(LEADER_CHANGE_GRACE_S / 10)
-
     def plan_joined_batches(self, start: Mapping[str, Any], end: StreamOffset) -> list[TaskPlan]:
         """Plan the tasks of all batches after `start` up to `end` as one batch."""
-        self._connect(group_name(self._options.group_prefix, end.stream))
+        self._connect(end.stream)
         if is_initial_offset(start):
             return join_batches(None, {}, end, None)
         previous = self.read_offset(start)
-        clocks = self._get_end_states(previous).clocks
+        clocks = self._end_states.find(self._options, previous).clocks
         return join_batches(previous, clocks, end, find_emitted_cti(previous, clocks))
 
     def note_end(
@@ -416,7 +426,7 @@ class StreamDriver:
         `commit` runs in the background, because only a restart reads what it writes to the group.
         The next `plan` waits for it.
         """
-        self._last_end_states = (offset, take_end_states(offset, range_ends))
+        self._end_states.note(offset, range_ends)
         self._committing = self._commit_thread.submit(commit)
 
     def _wait_for_commit(self) -> None:
@@ -434,20 +444,20 @@ class StreamDriver:
 
     def progress(self) -> dict[str, Any] | None:
         """Return the progress report of the batch planned last."""
-        if self._planned is None:
+        if self.planned is None:
             return None
         options = self._options
         return build_progress(
-            self._planned,
+            self.planned,
             self._ends.readable_ends,
             options.ending_cti_us,
             options.topic_settings_report,
-            [warning.line for warning in recall_warnings(self._planned.warnings)],
+            [warning.line for warning in recall_warnings(self.planned.warnings)],
         )
 
     def _plan_first(self, run: RunContext) -> StreamOffset:
         stream = uuid.uuid4().hex
-        self._connect(group_name(self._options.group_prefix, stream))
+        self._connect(stream)
         imported = self._read_imported(None)
         high_watermarks = self._ends.get_high_watermarks() if imported else {}
         earliest, ends = self._ends.find_first_ranges()
@@ -457,7 +467,7 @@ class StreamDriver:
         snapshot = BrokerSnapshot(
             positions=starts,
             ends=ends if fixed_ends is None else fixed_ends,
-            topic_ids=self._get_topic_ids(ends, fresh=True),
+            topic_ids={**self._imported_ids, **self._topic_ids.get(ends, fresh=True)},
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, fixed_ends, {}),
         )
@@ -466,7 +476,7 @@ class StreamDriver:
         return replace(planned, fixed_ends=fixed_ends)
 
     def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
-        self._connect(group_name(self._options.group_prefix, previous.stream))
+        self._connect(previous.stream)
         # Read the import before asking for the ends: a CTI waits for ends later than its reading.
         imported = self._read_imported(previous, run.change)
         has_new_ctis = has_new_import(previous, imported)
@@ -482,14 +492,14 @@ class StreamDriver:
                 imported = previous.imported
         now_us = self._now_us()
         caught_up_since_us = self._watch_idle(previous, logs.positions, run, now_us)
-        end_states = self._get_end_states(previous)
+        end_states = self._end_states.find(self._options, previous)
         snapshot = BrokerSnapshot(
             positions=logs.positions,
             ends=logs.ends,
             lost=logs.lost,
             now_us=now_us,
             caught_up_since_us=caught_up_since_us,
-            nothing_to_do=not run.bounded and self._has_no_work(now_us),
+            nothing_to_do=not run.bounded and self._work.has_been_missing(now_us),
             topic_ids=logs.topic_ids,
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
@@ -554,11 +564,13 @@ class StreamDriver:
         """
         readable_ends = self._ends.readable_ends
         if caught_up_at is not None:
-            topic_ids, earliest = self._get_topic_ids(readable_ends, fresh=False), caught_up_at
+            topic_ids = {**self._imported_ids, **self._topic_ids.get(readable_ends)}
+            earliest = caught_up_at
             has_new_ids = bool(find_recreated_topics(previous.topic_ids, topic_ids))
         else:
-            ids, earliest = self._broker.identify(readable_ends)
-            topic_ids = self._note_topic_ids(ids)
+            stream_ids, earliest = self._broker.identify(readable_ends)
+            self._topic_ids.note(stream_ids)
+            topic_ids = {**self._imported_ids, **stream_ids}
             has_new_ids = not previous.topic_ids.items() >= topic_ids.items()
         if has_new_ids:
             # The first offsets may be those of the earlier topic.
@@ -600,6 +612,10 @@ class StreamDriver:
             self._importer = CtiImporter(options, self._create_broker(options, group), reader.read)
         return self._importer
 
+    @property
+    def _imported_ids(self) -> Mapping[str, str]:
+        return self._importer.topic_ids if self._importer else {}
+
     def _read_imported(
         self, previous: StreamOffset | None, change: NewRules | None = None
     ) -> ImportedTopic | None:
@@ -609,7 +625,7 @@ class StreamDriver:
             return None
         if previous is None:
             return importer.update(None, {}, self._now_us())
-        has_run_ended = self._started and self._ends.is_bounded and previous.end_of_run
+        has_run_ended = self._has_started and self._ends.is_bounded and previous.end_of_run
         recorded = previous.imported
         if previous.final or has_run_ended:
             return recorded
@@ -618,30 +634,10 @@ class StreamDriver:
             recorded = change_import(recorded, *options)
         return importer.update(recorded, previous.topic_ids, self._now_us())
 
-    def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
-        """Return topic ids; ask the broker if `fresh`, or if partitions were listed since then."""
-        if fresh or self._ids_asked_at_s != self._partition_cache.asked_at_s:
-            return self._note_topic_ids(
-                self._broker.topic_ids({partition.topic for partition in partitions})
-            )
-        return self._note_topic_ids(self._topic_ids)
-
-    def _note_topic_ids(self, topic_ids: dict[str, str]) -> dict[str, str]:
-        """Keep the ids of the topics that are listed now; return them with the imported ones."""
-        self._topic_ids, self._ids_asked_at_s = topic_ids, self._partition_cache.asked_at_s
-        imported = self._importer.topic_ids if self._importer else {}
-        return {**imported, **self._topic_ids}
-
-    def _list_noted(self, planned: StreamOffset) -> dict[str, str]:
-        """Return the options that the offset notes beside the pinned ones."""
-        unpinned = _list_unpinned(self._options, planned.stream)
-        if self._change_at_us is not None:
-            changed = compare_settings(planned.settings, self._user_settings)
-            text = f"{format_instant(self._change_at_us)}: {describe_settings(*changed)}"
-            unpinned["changeFrom"] = text
-        return unpinned
-
-    def _connect(self, group: str) -> None:
+    def _connect(self, stream: str | None) -> None:
+        """Connect to the brokers as the consumer group of the stream; None if it has no id yet."""
+        prefix = self._options.group_prefix
+        group = prefix if stream is None else group_name(prefix, stream)
         if self._connected_broker is None or self._connected_broker.group != group:
             self._connected_broker = self._create_broker(self._options, group)
 
@@ -650,25 +646,6 @@ class StreamDriver:
         if self._connected_broker is None:
             raise AssertionError("the broker was asked before it was connected")
         return self._connected_broker
-
-    def _get_end_states(self, offset: StreamOffset) -> EndStates:
-        """Return the clocks after the batch `offset`."""
-        if self._last_end_states is None or self._last_end_states[0] != offset:
-            end_states = load_end_states(
-                self._options.as_of(offset.settings),
-                offset,
-                self._broker,
-                lambda offset_range: self._read_again(offset, offset_range),
-            )
-            self._last_end_states = (offset, end_states)
-        return self._last_end_states[1]
-
-    def _read_again(self, offset: StreamOffset, offset_range: OffsetRange) -> PartitionClock:
-        options, partition = self._options.as_of(offset.settings), offset_range.partition
-        if find_recreated_topics(offset.topic_ids, self._broker.topic_ids({partition.topic})):
-            # Other records have these offsets now.
-            return lose_clock(options, offset, offset_range)
-        return read_again(options, offset, offset_range, self._create_reader)
 
 
 def _note_returned(

@@ -28,6 +28,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     group_name,
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
+from pyspark_timestream.kafka.offsets.positions import find_recreated_topics
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, compute_end_clock
@@ -234,3 +235,43 @@ def read_again(
         ) from error
     finally:
         reader.close()
+
+
+class LastEndStates:
+    """Keeps the end states of the last batch, so that the group is asked for them once."""
+
+    def __init__(
+        self,
+        get_broker: Callable[[], Broker],
+        create_reader: Callable[[KafkaOptions, str], RangeReader],
+    ) -> None:
+        self._get_broker = get_broker
+        self._create_reader = create_reader
+        self._known: tuple[StreamOffset, EndStates] | None = None
+
+    def note(self, offset: StreamOffset, range_ends: Mapping[Partition, RangeEnd]) -> None:
+        """Note the ends of the batch `offset`, because this process has read its rows."""
+        self._known = offset, take_end_states(offset, range_ends)
+
+    def find(self, options: KafkaOptions, offset: StreamOffset) -> EndStates:
+        """Return the end states of the batch `offset`; `options` as it had them or as of now."""
+        if self._known is None or self._known[0] != offset:
+            options = options.as_of(offset.settings)
+            end_states = load_end_states(
+                options,
+                offset,
+                self._get_broker(),
+                lambda offset_range: self.restore(options, offset, offset_range),
+            )
+            self._known = offset, end_states
+        return self._known[1]
+
+    def restore(
+        self, options: KafkaOptions, offset: StreamOffset, offset_range: OffsetRange
+    ) -> PartitionClock:
+        """Return the clock after a range, from its records if the topic still has them."""
+        topic = offset_range.partition.topic
+        if find_recreated_topics(offset.topic_ids, self._get_broker().topic_ids({topic})):
+            # Other records have these offsets now.
+            return lose_clock(options, offset, offset_range)
+        return read_again(options, offset, offset_range, self._create_reader)

@@ -6,23 +6,23 @@ after that. `CtiImporter` (6.1) reads the topic of `ctiImport` as the stream rea
 `rules.step` per partition, then the minimum. Each update continues at the end of the last one, or
 of the last offset.
 
-`PartitionCache` lists the partitions. `RunEnds` knows the ends of their logs, and the bounds of a
-bounded run (7.1): the ends of one moment. Bounds that are too low do little harm if another run
-follows, but a final CTI (7.3, 11.12) would cut off the records above them for good. Metadata may
-lack a partition for a moment, and a broker that no longer leads a partition may return an old end
-of its log. So a running stream takes its bounds only when the logs have everything that it has
-read, and never below the ends that it has seen.
+`PartitionCache` lists the partitions, and `TopicIds` has the ids of their topics. `RunEnds` knows
+the ends of their logs, and the bounds of a bounded run (7.1): the ends of one moment. Bounds that
+are too low do little harm if another run follows, but a final CTI (7.3, 11.12) would cut off the
+records above them for good. Metadata may lack a partition for a moment, and a broker that no longer
+leads a partition may return an old end of its log. So a running stream takes its bounds only when
+the logs have everything that it has read, and never below the ends that it has seen.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
-from pyspark_timestream.errors import OptionError
+from pyspark_timestream.errors import BrokerUnreachable, OptionError, name_topics
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.decode.records import ReadRange
 from pyspark_timestream.kafka.offsets.changes import change_clock
@@ -430,6 +430,51 @@ def _ask_in_background(ask: Callable[[], list[Partition]]) -> Future[list[Partit
 
     threading.Thread(target=wait, daemon=True).start()
     return answer
+
+
+class TopicIds:
+    """Caches the ids of the topics for as long as the partitions are not listed again."""
+
+    def __init__(self, get_broker: Callable[[], Broker], partition_cache: PartitionCache) -> None:
+        self._get_broker = get_broker
+        self._partition_cache = partition_cache
+        self._ids: dict[str, str] = {}
+        self._asked_at_s = float("-inf")
+
+    def get(self, partitions: Iterable[Partition], fresh: bool = False) -> dict[str, str]:
+        """Return the ids of the topics; those of now if `fresh`."""
+        if fresh or self._asked_at_s != self._partition_cache.asked_at_s:
+            topics = {partition.topic for partition in partitions}
+            self.note(self._get_broker().topic_ids(topics))
+        return self._ids
+
+    def note(self, topic_ids: dict[str, str]) -> None:
+        """Note the ids of the topics that are listed now."""
+        self._ids, self._asked_at_s = topic_ids, self._partition_cache.asked_at_s
+
+    def require(self, topics: Set[str], why: str) -> dict[str, str]:
+        """Return the ids of the topics that exist; ask again until the brokers tell all of them.
+
+        Raises:
+            BrokerUnreachable: they do not; the message begins with `why`.
+        """
+        deadline_s = time.monotonic() + LEADER_CHANGE_GRACE_S
+        while True:
+            topic_ids = self._get_broker().topic_ids(topics)
+            # The tasks report the loss of a deleted topic.
+            unknown = topics - topic_ids.keys()
+            if unknown:
+                unknown &= {partition.topic for partition in self._partition_cache.get(fresh=True)}
+            if not unknown:
+                return topic_ids
+            if time.monotonic() >= deadline_s:
+                raise BrokerUnreachable(
+                    f"{why}, and the brokers do not tell the id of "
+                    f"{name_topics(unknown)}: it may have been created again, with other records "
+                    "under the same offsets; restart the query once they do, with the right to "
+                    "describe the topic"
+                )
+            time.sleep(LEADER_CHANGE_GRACE_S / 10)
 
 
 Ends = dict[Partition, int]

@@ -32,9 +32,7 @@ from pyspark_timestream.rules.clocks import PartitionClock
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    for module in ("driver", "trackers"):
-        name = f"pyspark_timestream.kafka.driver.{module}.LEADER_CHANGE_GRACE_S"
-        monkeypatch.setattr(name, 0.05)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.trackers.LEADER_CHANGE_GRACE_S", 0.05)
 
 
 class Imports:
@@ -122,7 +120,7 @@ def test_a_clock_is_not_restored_from_the_records_of_a_recreated_topic(fails, ca
     broker = FakeBroker(p0=(0, 100))
     run = Driven(broker, failOnDataLoss=str(fails).lower(), ctiFrequency="2")
     # The reader of this driver finds nothing: it must not be asked.
-    del run.driver._read_again
+    del run.driver._end_states.restore
     run.plan()
     broker.log[at(0)], broker.topic_id = (0, 150), "second"
     if fails:
@@ -478,7 +476,9 @@ def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
         StreamDriver(options(startingOffsets="earliest"), broker.connect),
         INITIAL_OFFSET,
     )
-    driver._read_again = lambda offset, span: offset.partitions[span.partition].clock
+    driver._end_states.restore = lambda options, offset, span: (
+        offset.partitions[span.partition].clock
+    )
     for end in range(3, 9):
         broker.log[at(0)] = (0, end)
         offset = driver.plan(offset, None)
@@ -745,7 +745,7 @@ def test_a_pattern_without_topics_waits_for_one():
 def test_a_stream_whose_partitions_are_cut_reads_nothing_twice():
     broker = FakeBroker(p0=(0, 10))
     run = Driven(broker, maxRecordsPerPartition="3")
-    run.driver._read_again = None
+    run.driver._end_states.restore = None
     assert filled(run) == {0: (0, 10)}
     broker.log[at(0)] = (0, 12)
     assert filled(run) == {0: (10, 12)}
@@ -784,7 +784,7 @@ def told(run):
 
 def counting(run, **clocks):
     """Let each batch leave the clock of `clocks`, by partition, whatever it read."""
-    run.driver._read_again = lambda offset, span: clocks.get(
+    run.driver._end_states.restore = lambda options, offset, span: clocks.get(
         f"p{span.partition.number}", offset.partitions[span.partition].clock
     )
 
@@ -979,7 +979,7 @@ def test_malformed_values_that_tasks_counted_are_summed_up_by_reason_over_batche
 def test_stream_without_ctis_is_not_reread_and_warns_about_counts():
     broker = FakeBroker(p0=(0, 5))
     run = Driven(broker)
-    run.driver._read_again = None
+    run.driver._end_states.restore = None
     run.plan()
     broker.log[at(0)] = (0, 9)
     assert run.plan() == {0: (5, 9)}

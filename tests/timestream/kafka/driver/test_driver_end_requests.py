@@ -150,7 +150,7 @@ def test_a_stream_without_ctis_just_ends(tmp_path):
 def test_a_stream_at_its_own_end_gets_the_final_cti_that_it_is_told(tmp_path, own):
     broker = FakeBroker(p0=(0, 20), p1=(5, 9))
     run = run_of(broker, tmp_path, **own)
-    run.driver._read_again = lambda offset, span: PartitionClock(9_000_000)
+    run.driver._end_states.restore = lambda options, offset, span: PartitionClock(9_000_000)
     while run.plan() is not None:
         pass
     assert (last(run).end_of_run, last(run).final) == (True, False)
