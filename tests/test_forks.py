@@ -14,6 +14,7 @@ from tseries.builders import forget_stores
 
 import pyspark_timestream
 import pyspark_tseries
+from pyspark_timestream.core.processes import ProcessLock
 from pyspark_tseries import TimeSeries, UnusableStore
 
 LOCKS = type(threading.Lock()), type(threading.RLock())
@@ -58,6 +59,7 @@ def locks() -> dict[int, tuple[str, Any]]:
                 found[id(thing)] = place, thing
             elif getattr(type(thing), "__module__", "").startswith("pyspark_t"):
                 for inner, held in getattr(thing, "__dict__", {}).items():
+                    held = held._lock if isinstance(held, ProcessLock) else held
                     if isinstance(held, LOCKS):
                         found[id(held)] = f"{place}.{inner}", held
     return {key: pair for key, pair in found.items() if HELD_BY_THE_FORK not in pair[0]}

@@ -47,7 +47,7 @@ from pyspark_timestream.kafka.options.checks import adapt_to_batch, read_kafka_o
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import CTI_DELAY
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
-from pyspark_timestream.kafka.registry import load_schemas
+from pyspark_timestream.kafka.reader_schemas import load_schemas
 from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules, max_known
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.step import LATE, check_times, step
@@ -758,7 +758,7 @@ def find_lateness(
     last_us = None if last is None else parse_last(str(last))
     options = _read_options(raw, last)
     # Imported late: the rest of this module needs no Kafka client.
-    from pyspark_timestream.kafka.registry import fix_readers
+    from pyspark_timestream.kafka.reader_schemas import fix_readers
 
     return read_topic(fix_readers(load_schemas(options), {}), delays_us, last_us)
 

@@ -193,6 +193,31 @@ class Inherited(Protocol):
 _INHERITED: Final[WeakSet[Inherited]] = WeakSet()
 
 
+class ProcessLock:
+    """A lock between the threads of one process; a forked child begins with a free one of its own.
+
+    Args:
+        forget: called in the child, for example to clear a cache that the lock guards.
+    """
+
+    def __init__(self, forget: Callable[[], object] | None = None) -> None:
+        self._forget = forget
+        self._lock = threading.Lock()
+        begin_in_forks(self)
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process."""
+        self._lock = threading.Lock()
+        if self._forget is not None:
+            self._forget()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def begin_in_forks(inherited: Inherited) -> None:
     """See to it that each process that is forked from this one calls `inherited.begin_child()`.
 

@@ -40,7 +40,7 @@ from pyspark_timestream.kafka.client.range_reader import (
     prefetch_small_ranges,
 )
 from pyspark_timestream.kafka.decode.columns import build_default_schema, check_columns, project
-from pyspark_timestream.kafka.decode.payload import check_schemas, find_required_columns
+from pyspark_timestream.kafka.decode.payload import find_required_columns
 from pyspark_timestream.kafka.decode.records import Projection, ReadRange
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
@@ -63,7 +63,7 @@ from pyspark_timestream.kafka.options.checks import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, TaskPlan
-from pyspark_timestream.kafka.registry import fix_readers, load_schemas, with_readers
+from pyspark_timestream.kafka.reader_schemas import fix_readers_of, load_schemas, with_readers
 from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 from pyspark_timestream.rules.window_fold import fold_rows
@@ -394,8 +394,7 @@ class KafkaBatchReader(DataSourceReader):
         broker = Broker(self._options, self._group)
         existing = broker.partitions()
         starts, stops = self._bounds(broker, existing, existing)
-        options = fix_readers(self._options, {})
-        check_schemas(options, self._projection)
+        options = fix_readers_of(self._options, self._projection, {})
         slices = slice_read(options, starts, stops)
         return [BatchTask(read_slice, options.readers) for read_slice in slices]
 

@@ -22,13 +22,19 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
-from pyspark_timestream.core.instants import MILLISECOND_US
+from pyspark_timestream.core.instants import (
+    MILLISECOND_US,
+    check_instant,
+    from_datetime,
+    parse_instant,
+)
 from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import DeliveryFailed, OptionError, compose_message
 from pyspark_timestream.kafka.client.bounded import GRACE_S, CallAbandoned
 from pyspark_timestream.kafka.client.errors import ClientLog, FailureKind, error_text
-from pyspark_timestream.producer.marks import Headers, Writer, parse_mark_time, require_idempotence
+from pyspark_timestream.kafka.options.keys import is_idempotent
 from pyspark_timestream.producer.transactions import ProducerTransactions, Requests
+from pyspark_timestream.rules.marks import Headers, Writer
 
 _RECENT_FAILURES_S: Final = 60.0
 """Messages quote brokers' failures that are no older than this."""
@@ -249,7 +255,7 @@ class PunctuatedProducer:
         self._last_us: int | None = None
         self._closed = False
         self._client = self._requests.open_client(
-            self.client_class, require_idempotence(config), self.limits.grace_s
+            self.client_class, _require_idempotence(config), self.limits.grace_s
         )
         # Callbacks run in the threads that make the client's calls.
         self._client.wrap = self._lock.lend
@@ -348,7 +354,7 @@ class PunctuatedProducer:
                     next_step="commit(t)",
                 )
             )
-        at_us = parse_mark_time(t)
+        at_us = _parse_mark_time(t)
         with self._lock.exclusive():
             self._note(at_us)
 
@@ -407,7 +413,7 @@ class PunctuatedProducer:
                     next_step="add it, or note_time(t)",
                 )
             )
-        at_us = None if t is None else parse_mark_time(t)
+        at_us = None if t is None else _parse_mark_time(t)
         with self._lock.exclusive():
             self._check_usable()
             if at_us is not None:
@@ -553,3 +559,49 @@ def _read_delivery_limit_s(config: Mapping[str, Any], grace_s: float) -> float:
     names = ("message.timeout.ms", "delivery.timeout.ms")
     life_ms = next((int(config[name]) for name in names if name in config), _DEFAULT_LIFE_MS)
     return life_ms / 1_000 + grace_s if life_ms else float("inf")
+
+
+def _parse_mark_time(time: datetime | str) -> int:
+    """Return the instant that a user notes, in microseconds.
+
+    Args:
+        time: a datetime with a zone, or ISO-8601 text (without a zone it is UTC).
+
+    Raises:
+        ValueError: `time` is neither, or outside the years 1 to 9999.
+    """
+    if isinstance(time, str):
+        return parse_instant(time)
+    if not isinstance(time, datetime):
+        raise ValueError(
+            compose_message(
+                f"{time!r} is not a time",
+                "a datetime with a zone, or ISO-8601 text",
+                "note_time(datetime.now(UTC))",
+            )
+        )
+    if time.tzinfo is None:
+        raise ValueError(
+            compose_message(
+                f"{time!r} has no zone, and this machine's must not decide",
+                "a datetime with a zone",
+                "add tzinfo=UTC",
+            )
+        )
+    return check_instant(from_datetime(time))
+
+
+def _require_idempotence(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Switch idempotence on in the user's configuration, so that retries keep the order.
+
+    Raises:
+        OptionError: the user turned idempotence off.
+    """
+    if not is_idempotent(config):
+        raise OptionError(
+            "enable.idempotence",
+            f"'{config['enable.idempotence']}'",
+            "true: without it a retried record can land behind a mark",
+            "leave it out",
+        )
+    return {**config, "enable.idempotence": True}

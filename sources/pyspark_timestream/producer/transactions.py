@@ -37,7 +37,7 @@ from pyspark_timestream.kafka.client.errors import (
     is_login_refused,
     no_answer_error,
 )
-from pyspark_timestream.producer.marks import Headers
+from pyspark_timestream.rules.marks import Headers
 
 T = TypeVar("T")
 

@@ -5,12 +5,13 @@ will follow (4.1). A *close* removes a writer; a writer without a name is the pa
 cannot be closed (4.4). A partition's in-band CTI is the minimum of its live writers' greatest marks
 (4.2): a writer listed in `writers` that has not marked yet holds it back (4.3).
 
-`fold_marks` turns the marks, closes and silences of a block into *proposals*: the values of that
-minimum after each change. `generator.generate_ctis` decides which proposals take effect.
-All steps work on columns, for any number of writers.
+`Writer` makes the headers of a mark. `fold_marks` turns the marks, closes and silences of a block
+into *proposals*: the values of that minimum after each change. `generator.generate_ctis` decides
+which proposals take effect. All steps work on columns, for any number of writers.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,13 +21,67 @@ from pyspark_timestream.core.instants import (
     NEVER,
     Instants,
     Mask,
+    format_instant,
     instant_or_none,
     instant_or_sentinel,
 )
+from pyspark_timestream.errors import OptionError
 from pyspark_timestream.rules.clocks import PartitionClock, TimeRules, WriterState
+
+Headers = list[tuple[str, bytes]]
 
 _NO_INTERVAL: Final = np.iinfo(np.int64).max
 _MAX_SHIFTED: Final = 2**62
+
+
+def is_writer_name(name: str) -> bool:
+    """Return whether a name fits into the comma list of the reader's option `writers`."""
+    return bool(name) and "," not in name and name == name.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The name of a writer of marks, and the header it uses.
+
+    Attributes:
+        name: the writer, as the reader's option `writers` would list it.
+        header: the header of the reader's option `ctiHeader`.
+
+    Raises:
+        OptionError: the name does not fit into a comma list, or the header is empty.
+    """
+
+    name: str
+    header: str
+
+    def __post_init__(self) -> None:
+        if not is_writer_name(self.name):
+            raise OptionError(
+                "writer_id",
+                repr(self.name),
+                "a name without commas and without blanks at its ends",
+                "give each writer a name of its own that stays the same over restarts",
+            )
+        if not self.header:
+            raise OptionError(
+                "cti_header", "''", "the name of a record header", "leave it out for 'cti'"
+            )
+
+    def mark(self, time_us: int) -> Headers:
+        """Return the headers of this writer's mark at `time_us`.
+
+        >>> Writer("a", "cti").mark(0)
+        [('cti', b'1970-01-01T00:00:00Z'), ('cti-writer', b'a')]
+        """
+        return [(self.header, format_instant(time_us).encode()), *self._writer_headers()]
+
+    def close_mark(self, time_us: int | None) -> Headers:
+        """Return the headers that end this writer; `time_us` is the last time it noted, if any."""
+        headers = self.mark(time_us) if time_us is not None else self._writer_headers()
+        return [*headers, (f"{self.header}-close", b"true")]
+
+    def _writer_headers(self) -> Headers:
+        return [(f"{self.header}-writer", self.name.encode())]
 
 
 def sort_by_writer(keys: Instants, codes: Instants) -> Instants:

@@ -25,7 +25,7 @@ from pyspark_timestream.kafka.options.keys import JVM_ONLY, PREFIX, REGISTRY_KEY
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import SettingsSource
 from pyspark_timestream.kafka.options.where import WHERE
-from pyspark_timestream.kafka.registry import load_schemas
+from pyspark_timestream.kafka.reader_schemas import load_schemas
 from pyspark_timestream.kafka.topic_settings import parse_settings, read_topic_settings
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_tseries.options import (

@@ -25,7 +25,7 @@ from fuzz.engine import Chance, Target
 from fuzz.mutations import TEXTS, damage_bytes, damage_json_text
 from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
-from pyspark_timestream.kafka.registry import fix_readers, load_schemas
+from pyspark_timestream.kafka.reader_schemas import fix_readers, load_schemas
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 

@@ -23,7 +23,7 @@ from pyspark_timestream.core.instants import (
     read_text_times,
     read_value_times,
 )
-from pyspark_timestream.producer.marks import parse_mark_time
+from pyspark_timestream.producer.producer import _parse_mark_time
 from pyspark_tseries.model.ranges import Point, parse_anchor
 
 SCALE = {"s": Fraction(10**6), "ms": Fraction(1000), "us": Fraction(1), "ns": Fraction(1, 1000)}
@@ -180,7 +180,7 @@ def test_basic_form_is_read_wherever_a_time_is_text():
     us = 1_357_016_400_000_000
     assert parse_instant("20130101T050000Z") == us
     assert read_time_options({"timeZero": "20130101T050000Z"}).zero_us == us
-    assert parse_mark_time("20130101T050000Z") == us
+    assert _parse_mark_time("20130101T050000Z") == us
     assert parse_anchor("20130101T050000Z") == Point("time", us)
     assert texts("20130101T060000+0100", "20130101T0500", unit=None) == [us, us]
     # Digits alone are a number, wherever numbers may stand, and no date anywhere.

@@ -19,10 +19,9 @@ from timestream.builders import options as build_options
 
 from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
 from pyspark_timestream.kafka import registry as module
+from pyspark_timestream.kafka.reader_schemas import fix_readers, load_schemas
 from pyspark_timestream.kafka.registry import (
     SchemaRegistry,
-    fix_readers,
-    load_schemas,
     read_retry_after,
     request_limit_s,
 )

@@ -63,12 +63,8 @@ from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, PayloadRules, Side
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.kafka.registry import (
-    SchemaRegistry,
-    fix_readers,
-    load_schemas,
-    with_readers,
-)
+from pyspark_timestream.kafka.reader_schemas import fix_readers, load_schemas, with_readers
+from pyspark_timestream.kafka.registry import SchemaRegistry
 from pyspark_timestream.kafka.schemas import ReaderSchema, is_accepted
 from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step

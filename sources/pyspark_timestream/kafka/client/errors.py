@@ -12,7 +12,6 @@ sooner: then the address, the network or the login is wrong.
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
@@ -21,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.core.options import hide_secrets
-from pyspark_timestream.core.processes import begin_in_forks
+from pyspark_timestream.core.processes import ProcessLock
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 
@@ -63,13 +62,8 @@ class RepeatFilter:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self.begin_child()
-        begin_in_forks(self)
-
-    def begin_child(self) -> None:
-        """Begin anew in a forked process."""
         self._passed: dict[str, tuple[float, int]] = {}
-        self._lock = threading.Lock()
+        self._lock = ProcessLock(self._passed.clear)
 
     def filter(self, address: str, line: str) -> str | None:
         """Return the line to log, or None; lines that differ only in numbers are repeats."""

@@ -24,7 +24,6 @@ from pyspark_timestream.errors import (
 )
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
 from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.diagnoses import recall_warnings
 from pyspark_timestream.kafka.diagnosis.history import build_progress
@@ -79,8 +78,8 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 from pyspark_timestream.kafka.offsets.tasks import join_batches
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
-from pyspark_timestream.kafka.registry import add_newer_readers, fix_readers
-from pyspark_timestream.kafka.schemas import ReaderSchema, is_accepted
+from pyspark_timestream.kafka.reader_schemas import fix_readers_of
+from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.clocks import has_reached
 
@@ -230,21 +229,10 @@ class StreamDriver:
         """Fix the readers' schemas, once a run, and return them for `value` and `key`.
 
         Raises:
-            SchemaRegistryError: the registry does not give a schema.
-            SchemaRefused: a schema lacks requested fields.
-            CheckpointMismatch: a schema is no longer the one that was recorded.
+            SchemaRegistryError, SchemaRefused, CheckpointMismatch: as `fix_readers_of`.
         """
         if not self._has_schemas and self._options.has_schemas:
-            self._options = fix_readers(self._options, recorded)
-            check_schemas(self._options, self._projection)
-            if recorded:
-                self._options = add_newer_readers(
-                    self._options,
-                    lambda options, side, text: can_read_writer(
-                        options, self._projection, side, text
-                    ),
-                    lambda options: is_accepted(check_schemas, options, self._projection),
-                )
+            self._options = fix_readers_of(self._options, self._projection, recorded)
             self._warner = Warner(self._options, self._projection, self._create_reader)
             self._has_schemas = True
         return self._options.readers

@@ -13,7 +13,7 @@ for tokens nor its cache settings. A login in the registry's address moves to
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pyspark_timestream.errors import OptionError
@@ -185,6 +185,14 @@ RECORD_KEYS: Final = {
 A checkpoint keeps them. All other keys decide how records are fetched: brokers (topics of another
 cluster have other ids), credentials, sizes, times, and `check.crcs`, by which damaged records fail.
 """
+
+
+_FALSE_WORDS: Final = ("false", "0", "f")
+
+
+def is_idempotent(config: Mapping[str, Any]) -> bool:
+    """Return whether librdkafka's configuration leaves idempotence on."""
+    return str(config.get("enable.idempotence", True)).strip().lower() not in _FALSE_WORDS
 
 
 def select_record_settings(client: Mapping[str, str]) -> dict[str, str]:

@@ -11,10 +11,10 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.core.options import Parser, choice, option, option_specs, read_options
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.options.keys import read_client_settings
+from pyspark_timestream.kafka.options.keys import is_idempotent, read_client_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import MARK_DELAY, NAME
-from pyspark_timestream.producer.marks import is_idempotent, is_writer_name
+from pyspark_timestream.rules.marks import is_writer_name
 
 _CLIENT: Final = "kafka."
 

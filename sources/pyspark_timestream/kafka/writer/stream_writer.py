@@ -59,8 +59,8 @@ from pyspark_timestream.kafka.writer.rows import (
     check_columns,
     find_cti_source,
 )
-from pyspark_timestream.producer.marks import Headers, Writer
 from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
+from pyspark_timestream.rules.marks import Headers, Writer
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from timestream.builders import projection
 from pyspark_timestream import CheckpointMismatch
 from pyspark_timestream.kafka import registry as module
 from pyspark_timestream.kafka.driver.driver import StreamDriver
-from pyspark_timestream.kafka.registry import load_schemas
+from pyspark_timestream.kafka.reader_schemas import load_schemas
 from pyspark_timestream.kafka.schemas import ReaderSchema
 
 

@@ -8,7 +8,7 @@ from google.protobuf import descriptor_pb2
 from timestream.builders import options
 
 from pyspark_timestream import OptionError
-from pyspark_timestream.kafka.registry import load_schemas
+from pyspark_timestream.kafka.reader_schemas import load_schemas
 from pyspark_timestream.kafka.schemas import fingerprint_schema
 
 TRIP = '{"type": "record", "name": "Trip", "fields": [{"name": "t", "type": "long"}]}'
