@@ -225,7 +225,7 @@ def an_imported_cti_does_not_wait_for_what_metadata_lacks(patch: Patch) -> None:
 
 @bug(of=WideWorld)
 def a_filter_lets_everything_pass(patch: Patch) -> None:
-    patch.setattr(task, "find_wanted", lambda projection, processed: None)
+    patch.setattr(task, "find_true_rows", lambda projection, processed: None)
 
 
 @bug(of=WideWorld)

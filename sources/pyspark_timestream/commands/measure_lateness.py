@@ -28,6 +28,7 @@ from pyspark_timestream.core.instants import (
     MILLISECOND_US,
     NEVER,
     Instants,
+    Integers,
     Mask,
     format_duration,
     instant_or_none,
@@ -63,10 +64,10 @@ _CLASSES: Final = (64 - _BITS) * _FIRST
 class Waits:
     """The number of waits in each class, and the greatest wait."""
 
-    counts: Instants = field(default_factory=lambda: np.zeros(_CLASSES, dtype=np.int64))
+    counts: Integers = field(default_factory=lambda: np.zeros(_CLASSES, dtype=np.int64))
     greatest_ms: int | None = None
 
-    def add(self, ms: Instants) -> "Waits":
+    def add(self, ms: Integers) -> "Waits":
         """Count n more waits, none of them negative."""
         if not len(ms):
             return self
@@ -98,11 +99,11 @@ class Waits:
         return min(_find_last_of_class(number), self.greatest_ms)
 
 
-def _find_classes(ms: Instants) -> Instants:
+def _find_classes(ms: Integers) -> Integers:
     doublings = np.maximum(np.frexp(ms.astype(np.float64))[1] - 1 - _BITS, 0).astype(np.int64)
     # The logarithm of a number just below a power of two may be rounded up to the next.
     doublings -= (ms >> doublings) < np.where(doublings > 0, _FIRST, 0)
-    classes: Instants = doublings * _FIRST + (ms >> doublings)
+    classes: Integers = doublings * _FIRST + (ms >> doublings)
     return classes
 
 

@@ -9,9 +9,10 @@ from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from pyspark_timestream.core.instants import Integers
 
 
 def is_any_list(data_type: pa.DataType) -> bool:
@@ -34,16 +35,16 @@ def is_any_binary(data_type: pa.DataType) -> bool:
     return any(check(data_type) for check in checks)
 
 
-def list_lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+def list_lengths(array: pa.Array) -> Integers:
     """Return how many items of each list `flatten()` returns: 0 for a null list."""
-    lengths: npt.NDArray[np.int64] = pc.list_value_length(array).fill_null(0).to_numpy()
+    lengths: Integers = pc.list_value_length(array).fill_null(0).to_numpy()
     return lengths
 
 
 def build_nested(
     data_type: pa.DataType,
     children: Sequence[pa.Array],
-    lengths: npt.NDArray[np.int64] | None,
+    lengths: Integers | None,
     nulls: pa.Array | None,
 ) -> pa.Array:
     """Return lists, maps or structs of `data_type`, null where `nulls` is true.

@@ -28,8 +28,11 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.errors import show_value
 
-Instants = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int64]
+Instants = Integers
+"""Instants in microseconds; `NEVER` where there is none."""
 Mask = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
 
 INSTANT: Final = pa.timestamp("us", tz="UTC")
 """The type of columns of instants."""
@@ -279,7 +282,6 @@ def parse_fraction(text: str) -> Fraction:
         raise ValueError(f"{text!r} is neither an exact decimal nor a fraction") from error
 
 
-Bytes = npt.NDArray[np.uint8]
 Times = tuple[Instants, Mask]
 
 TIME_UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
@@ -460,18 +462,18 @@ def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
     return instants, readable, odd
 
 
-def _split_bytes(texts: pa.Array) -> tuple[Instants, Instants, Bytes]:
+def _split_bytes(texts: pa.Array) -> tuple[Integers, Integers, Bytes]:
     """Return each text's start in the buffer, its length in bytes, and the buffer."""
     width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
     _, offsets, data = texts.buffers()
     if not len(texts):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
     narrow = np.frombuffer(offsets, width)[texts.offset : texts.offset + len(texts) + 1]
-    bounds: Instants = narrow.astype(np.int64)
+    bounds: Integers = narrow.astype(np.int64)
     return bounds[:-1], np.diff(bounds), np.frombuffer(data or b"", np.uint8)
 
 
-def _to_matrix(data: Bytes, starts: Instants, length: int) -> Bytes:
+def _to_matrix(data: Bytes, starts: Integers, length: int) -> Bytes:
     """Lay n texts of one length out as n rows of bytes."""
     if starts[-1] - starts[0] == length * (len(starts) - 1):
         return data[starts[0] : starts[-1] + length].reshape(len(starts), length)
@@ -507,7 +509,7 @@ def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask]
     return np.where(readable, instants, 0), readable
 
 
-def _read_fields(matrix: Bytes, spans: dict[str, tuple[int, int]], margin: int) -> Instants:
+def _read_fields(matrix: Bytes, spans: dict[str, tuple[int, int]], margin: int) -> Integers:
     """Return the number in each field of each text; 0 where the form lacks the field."""
     weights = np.zeros((matrix.shape[1], len(_FIELDS)), np.float32)
     for column, name in enumerate(_FIELDS):
@@ -521,7 +523,7 @@ def _read_fields(matrix: Bytes, spans: dict[str, tuple[int, int]], margin: int) 
 
 
 @functools.cache
-def _list_month_starts() -> Instants:
+def _list_month_starts() -> Integers:
     """List the days from 1970-01-01 to the first of every month, from January of year 1 on."""
     months = np.arange("0001-01", "10000-02", dtype="datetime64[M]")
     return months.astype("datetime64[D]").astype(np.int64)

@@ -1,13 +1,13 @@
-"""Processes of both packages: how a command ends, what a fork begins anew, how a stream is ended.
+"""What belongs to a process, in both packages: its end, its forks, its clock, and its libraries.
 
-Beside these stand the helpers of a process: pandas left out, the wall clock, `lazy`, a property
-that holds no lock of all threads, and the optional libraries that the installation compiles from C,
-next to their sources. Without a library its module does the same work in Python, slower.
-
-Spark runs a stream's reader in a separate process beside the driver, and gives the program that
-started the query no way to reach it. Both run on one machine, as one user and with the driver's
-environment, so a request to end (semantics 11.12) is a file in the temporary directory, named after
-the stream's id. The request is only a signal: the offset records the end.
+- `end_quietly` ends a command without a traceback.
+- `ProcessLock` and `begin_in_forks` begin anew in a forked process; `lazy` holds no lock at all.
+- `EndRequests` asks a stream to end. Spark runs a stream's reader in a separate process beside the
+  driver, and gives the program that started the query no way to reach it. Both run on one machine,
+  as one user and with the driver's environment, so a request (semantics 11.12) is a file in the
+  temporary directory, named after the stream's id. It is only a signal: the offset records the end.
+- `load_compiled` loads what the installation compiles from C, next to its source. Without a library
+  its module does the same work in Python, slower.
 """
 
 import contextlib
@@ -33,6 +33,8 @@ from pyspark_timestream.errors import compose_message
 _LOG: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# -- how a command ends ----------------------------------------------------------------------------
 
 _OF_A_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 """The exit code that shells give a command after its reader has gone away."""
@@ -127,6 +129,14 @@ def _is_ended_by_interrupts() -> bool:
     return is_main and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
 
 
+# -- the clock, and an import that is left out -----------------------------------------------------
+
+
+def read_wall_clock() -> int:
+    """Return the wall clock, in microseconds since 1970."""
+    return time.time_ns() // 1_000
+
+
 def leave_out_pandas() -> None:
     """Let Arrow convert values without importing pandas; for processes that run only our code.
 
@@ -154,33 +164,7 @@ class _PandasRefused:
             raise ModuleNotFoundError("pandas is left out", name=name)
 
 
-def read_wall_clock() -> int:
-    """Return the wall clock, in microseconds since 1970."""
-    return time.time_ns() // 1_000
-
-
-class lazy(Generic[T]):
-    """A property that is computed when it is first read, as `functools.cached_property` is.
-
-    That one holds a lock of the class meanwhile until Python 3.11, which makes the threads of all
-    objects wait for each other, and for ever where the computation takes another lock. Here two
-    threads may compute the same value at the same time.
-    """
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self._compute, self._name = compute, compute.__name__
-        self.__doc__ = compute.__doc__
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> T: ...
-    def __get__(self, instance: object | None, owner: type) -> Self | T:
-        """Return the value, and keep it under the property's own name, where it is found first."""
-        if instance is None:
-            return self
-        value = vars(instance)[self._name] = self._compute(instance)
-        return value
+# -- forks and threads -----------------------------------------------------------------------------
 
 
 class Inherited(Protocol):
@@ -191,6 +175,22 @@ class Inherited(Protocol):
 
 
 _INHERITED: Final[WeakSet[Inherited]] = WeakSet()
+
+
+def begin_in_forks(inherited: Inherited) -> None:
+    """See to it that each process that is forked from this one calls `inherited.begin_child()`.
+
+    A fork has the locks of its parent as they were, but not the threads that would release them.
+    """
+    _INHERITED.add(inherited)
+
+
+def _begin_child() -> None:
+    for inherited in list(_INHERITED):
+        inherited.begin_child()
+
+
+os.register_at_fork(after_in_child=_begin_child)
 
 
 class ProcessLock:
@@ -218,21 +218,31 @@ class ProcessLock:
         self._lock.release()
 
 
-def begin_in_forks(inherited: Inherited) -> None:
-    """See to it that each process that is forked from this one calls `inherited.begin_child()`.
+class lazy(Generic[T]):
+    """A property that is computed when it is first read, as `functools.cached_property` is.
 
-    A fork has the locks of its parent as they were, but not the threads that would release them.
+    That one holds a lock of the class meanwhile until Python 3.11, which makes the threads of all
+    objects wait for each other, and for ever where the computation takes another lock. Here two
+    threads may compute the same value at the same time.
     """
-    _INHERITED.add(inherited)
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute, self._name = compute, compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | T:
+        """Return the value, and keep it under the property's own name, where it is found first."""
+        if instance is None:
+            return self
+        value = vars(instance)[self._name] = self._compute(instance)
+        return value
 
 
-def _begin_child() -> None:
-    for inherited in list(_INHERITED):
-        inherited.begin_child()
-
-
-os.register_at_fork(after_in_child=_begin_child)
-
+# -- requests to end a stream ----------------------------------------------------------------------
 
 _VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")
 

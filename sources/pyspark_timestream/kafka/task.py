@@ -21,7 +21,7 @@ from pyspark_timestream.kafka.decode.payload import (
     ProcessedBlock,
     build_cti_rows,
     find_required_columns,
-    find_wanted,
+    find_true_rows,
     interleave_ctis,
     read_payload,
 )
@@ -166,8 +166,8 @@ class _TaskRun:
             after, rows_us = after[:0], rows_us[:0]
         if result.inside is None or result.inside.any():
             keep = _select_rows(self._options, processed)
-            requested_rows = find_wanted(self._projection, processed)
-            keep = keep if requested_rows is None else keep & requested_rows
+            is_true = find_true_rows(self._projection, processed)
+            keep = keep if is_true is None else keep & is_true
             if self._options.fold is None:
                 yield interleave_ctis(self._projection, processed, keep, after, rows_us)
                 return

@@ -31,6 +31,7 @@ from pyspark_timestream.core.instants import (
     NEVER,
     PROBABLE_US,
     Instants,
+    Integers,
     Mask,
     instant_or_sentinel,
     parse_instant,
@@ -418,7 +419,7 @@ class TaskWatermark:
         heapq.heapify(self._heap)
         self._read: int | None = None
 
-    def advance(self, position: int, ctis_us: Instants) -> tuple[Instants, Instants]:
+    def advance(self, position: int, ctis_us: Instants) -> tuple[Integers, Instants]:
         """Add the increasing `ctis_us` of the partition at `position`.
 
         Returns:

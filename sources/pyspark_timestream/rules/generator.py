@@ -21,6 +21,7 @@ from pyspark_timestream.core.instants import (
     MIN_US,
     NEVER,
     Instants,
+    Integers,
     Mask,
     instant_or_none,
     instant_or_sentinel,
@@ -41,7 +42,7 @@ _EVENTS_PER_SEARCH: Final = 50
 class CountedEvents(NamedTuple):
     """The counted events of a block (semantics 2.10): their rows and event times."""
 
-    rows: Instants
+    rows: Integers
     times: Instants
 
 
@@ -57,7 +58,7 @@ class GeneratedCtis:
         effective: true for each proposal that took effect.
     """
 
-    index: Instants
+    index: Integers
     us: Instants
     count: int
     base_us: int | None
@@ -93,7 +94,7 @@ def _interleave(
     generator: _Generator,
     events: CountedEvents,
     proposals: Proposals,
-    rising: Instants,
+    rising: Integers,
 ) -> GeneratedCtis:
     """Generate CTIs between the `rising` proposals.
 
@@ -131,7 +132,7 @@ def _interleave(
 
 
 def _find_first_effective(
-    cti_us: int, index: Instants, us: Instants, proposals: Proposals, tried: Instants
+    cti_us: int, index: Integers, us: Instants, proposals: Proposals, tried: Integers
 ) -> tuple[int | None, int]:
     """Return the first of the `tried` proposals to take effect, and the number of CTIs before it.
 
@@ -146,15 +147,15 @@ def _find_first_effective(
     return (int(winners[0]), int(counts_before[winners[0]])) if len(winners) else (None, len(us))
 
 
-def _find_rising(cti_us: int, proposals: Proposals) -> Instants:
+def _find_rising(cti_us: int, proposals: Proposals) -> Integers:
     """Find the proposals that are greater than all before them: no other can take effect."""
     highest = np.maximum.accumulate(np.concatenate(([cti_us], proposals.us)))
     return np.flatnonzero(highest[1:] > highest[:-1])
 
 
 def _generate_segment(
-    rules: TimeRules, generator: _Generator, rows: Instants, times: Instants
-) -> tuple[Instants, Instants, _Generator]:
+    rules: TimeRules, generator: _Generator, rows: Integers, times: Instants
+) -> tuple[Integers, Instants, _Generator]:
     """Generate CTIs from the events between two in-band CTIs; also return the later generator."""
     triggers, generator = _find_triggers(rules, generator, times)
     triggered_us = np.clip(times[triggers] - rules.delay_us, MIN_US, FINAL_US)
@@ -166,7 +167,7 @@ def _generate_segment(
 
 def _find_triggers(
     rules: TimeRules, generator: _Generator, times: Instants
-) -> tuple[Instants, _Generator]:
+) -> tuple[Integers, _Generator]:
     """Find the counted events that trigger a CTI, and the counter and base after them."""
     if len(times) and rules.every_events is not None:
         first_trigger = rules.every_events - 1 - generator.counter
@@ -181,7 +182,7 @@ def _find_triggers(
     return np.empty(0, dtype=np.int64), generator
 
 
-def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Instants:
+def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Integers:
     event, chain = int(np.searchsorted(highest, base_us + span_us)), []
     while event < len(highest):
         chain.append(event)
@@ -189,7 +190,7 @@ def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Insta
     return np.array(chain, dtype=np.int64)
 
 
-def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants:
+def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Integers:
     """Find the triggers: each is the first event at least `span_us` after the trigger before it.
 
     The first event that reaches a bound is also the first at which the running maximum does. So one
@@ -256,9 +257,9 @@ class _WrittenEvents(NamedTuple):
         names: the writers by their numbers.
     """
 
-    rows: Instants
+    rows: Integers
     times: Instants
-    codes: Instants
+    codes: Integers
     is_new: Mask
     names: pa.Array
 
@@ -280,9 +281,9 @@ class _Runs(NamedTuple):
 
     times: Instants
     is_first: Mask
-    numbers: Instants
-    begins: Instants
-    counts: Instants
+    numbers: Integers
+    begins: Integers
+    counts: Integers
     bases_us: Instants
 
 
@@ -327,7 +328,7 @@ def _sort_by_writer(writers: pa.Array, counted: CountedEvents) -> _WrittenEvents
     )
 
 
-def _make_marks(rules: TimeRules, events: _WrittenEvents, runs: _Runs, triggers: Instants) -> Marks:
+def _make_marks(rules: TimeRules, events: _WrittenEvents, runs: _Runs, triggers: Integers) -> Marks:
     """Return the CTIs of the events `triggers` as marks.
 
     An event that neither raises its writer's CTI nor begins a run changes nothing and becomes no
@@ -386,7 +387,7 @@ def _cut_runs(earlier: list[WriterState], events: _WrittenEvents, is_silent: Mas
     )
 
 
-def _find_run_triggers(rules: TimeRules, runs: _Runs) -> tuple[Instants, Instants, Instants]:
+def _find_run_triggers(rules: TimeRules, runs: _Runs) -> tuple[Integers, Integers, Instants]:
     """Find the events that trigger a CTI, and each run's counter and base after it."""
     never = np.full(len(runs.begins), NEVER)
     if not len(runs.times):
@@ -405,7 +406,7 @@ def _find_run_triggers(rules: TimeRules, runs: _Runs) -> tuple[Instants, Instant
     raise AssertionError("writers' clocks have a frequency")
 
 
-def _find_run_span_triggers(runs: _Runs, span_us: int) -> Instants:
+def _find_run_span_triggers(runs: _Runs, span_us: int) -> Integers:
     """Find the triggers: each is the first event of its run `span_us` or more after the last.
 
     Stack the runs by the ranks of their running maxima, so that one search finds the successors in

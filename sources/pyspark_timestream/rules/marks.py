@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark_timestream.core.instants import (
     NEVER,
     Instants,
+    Integers,
     Mask,
     format_instant,
     instant_or_none,
@@ -84,7 +85,7 @@ class Writer:
         return [(f"{self.header}-writer", self.name.encode())]
 
 
-def sort_by_writer(keys: Instants, codes: Instants) -> Instants:
+def sort_by_writer(keys: Integers, codes: Integers) -> Integers:
     """Return the order of n changes by the number of their writer, then by key."""
     # NumPy sorts numbers of two bytes, and keys of a few sorted runs, in linear time.
     narrow = codes.astype(np.uint16) if codes.max(initial=0) < 2**16 else codes
@@ -116,7 +117,7 @@ def max_in_segments(us: Instants, is_first: Mask) -> Instants:
     return np.where(greatest == 0, NEVER, greatest + least_us - 1)
 
 
-def min_over_intervals(begins: Instants, ends: Instants, us: Instants, steps: int) -> Instants:
+def min_over_intervals(begins: Integers, ends: Integers, us: Instants, steps: int) -> Instants:
     """Return at each step the least `us` with an interval [begin, end) over it; NEVER if none.
 
     No interval may be empty. Each is the union of two intervals of the same length, a power of two.
@@ -153,7 +154,7 @@ class Marks(NamedTuple):
         closes: k booleans: the record removes the writer.
     """
 
-    rows: Instants
+    rows: Integers
     us: Instants
     marked: Mask
     readable: Mask
@@ -170,7 +171,7 @@ class Proposals(NamedTuple):
         is_mark: p booleans: a mark made it, not a close or a silence.
     """
 
-    cuts: Instants
+    cuts: Integers
     us: Instants
     is_mark: Mask
 
@@ -198,7 +199,7 @@ class MarkEffects(NamedTuple):
     first_us: int | None
     begun: bool
     proposals: Proposals
-    unreadable: Instants
+    unreadable: Integers
     window: Window | None
 
 
@@ -265,8 +266,8 @@ class _Changes(NamedTuple):
         names: the writers by their numbers.
     """
 
-    keys: Instants
-    codes: Instants
+    keys: Integers
+    codes: Integers
     us: Instants
     seen_us: Instants
     is_mark: Mask
@@ -286,13 +287,13 @@ class _Intervals(NamedTuple):
         steps: the last step at or before each key, from key -1 on.
     """
 
-    begins: Instants
-    ends: Instants
+    begins: Integers
+    ends: Integers
     us: Instants
     has_name: Mask
     live: tuple[tuple[str, WriterState], ...]
-    keys: Instants
-    steps: Instants
+    keys: Integers
+    steps: Integers
 
 
 def _list_changes(
@@ -340,7 +341,7 @@ def _list_changes(
 
 def _find_ends(
     changes: _Changes, newest_us: Instants | None, timeout_us: int | None, rows: int
-) -> Instants:
+) -> Integers:
     """Find the key at which each change ends: the writer's next change or its silence (4.5)."""
     ends = np.full(len(changes.keys), 3 * rows)
     has_next = changes.codes[1:] == changes.codes[:-1]
@@ -349,11 +350,11 @@ def _find_ends(
         return ends
     silent_rows = np.searchsorted(newest_us, changes.seen_us + timeout_us, side="right")
     silent_rows[changes.seen_us == NEVER] = rows
-    first_ends: Instants = np.minimum(ends, 3 * silent_rows)
+    first_ends: Integers = np.minimum(ends, 3 * silent_rows)
     return first_ends
 
 
-def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
+def _find_intervals(changes: _Changes, ends: Integers, rows: int) -> _Intervals:
     """Turn changes into the intervals in which each writer's greatest mark holds."""
     is_first = np.ones(len(ends), dtype=np.bool_)
     is_first[1:] = (

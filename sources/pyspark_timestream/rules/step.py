@@ -36,6 +36,7 @@ from pyspark_timestream.core.instants import (
     MIN_US,
     NEVER,
     Instants,
+    Integers,
     Mask,
     instant_or_none,
     instant_or_sentinel,
@@ -129,9 +130,9 @@ class BlockResult:
     malformed: Mask
     late: Mask
     in_force_us: Instants
-    cti_index: Instants
+    cti_index: Integers
     cti_us: Instants
-    unreadable: Instants
+    unreadable: Integers
     window: Window | None = None
     failure: Failure | None = None
     inside: Mask | None = None
@@ -340,7 +341,7 @@ def _follow_records(
     return _ClockResult(effects, generate_ctis(rules, clock, counted, effects.proposals))
 
 
-def _spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:
+def _spread_ctis(cti_us: int | None, index: Integers, us: Instants, rows: int) -> Instants:
     """Return the CTI in force before each record; `cti_us` is the one before the first."""
     candidates = np.full(rows + 1, NEVER, dtype=np.int64)
     candidates[0] = instant_or_sentinel(cti_us)

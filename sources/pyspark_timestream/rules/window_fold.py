@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.arrow import MAX_DIGITS
-from pyspark_timestream.core.instants import INSTANT, Instants, Mask
+from pyspark_timestream.core.instants import INSTANT, Instants, Integers, Mask
 from pyspark_timestream.core.options import Parser
 from pyspark_timestream.errors import SchemaRefused
 
@@ -320,7 +320,7 @@ def _floor(us: Instants, pane_us: int) -> Instants:
     return floored if us.min() >= 0 else np.where(us < 0, us, floored)
 
 
-def _number(values: Instants) -> tuple[Instants, Instants]:
+def _number(values: Integers) -> tuple[Integers, Integers]:
     """Return a number for each distinct value, without gaps, and the values by their numbers."""
     encoded = pa.array(values).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
@@ -337,7 +337,7 @@ class _Codes:
     """
 
     def __init__(self, us: Instants, pane_us: int, keys: Iterable[pa.DictionaryArray]) -> None:
-        self._steps: list[int | Instants] = []
+        self._steps: list[int | Integers] = []
         self._pane_us, self._first_pane = pane_us, 0
         self._number_panes(us)
         for key in keys:
@@ -360,14 +360,14 @@ class _Codes:
             self._first_pane = first_pane
             self.codes -= first_pane
 
-    def _number_anew(self, values: Instants) -> None:
+    def _number_anew(self, values: Integers) -> None:
         self.codes, distinct = _number(values)
         self.size = len(distinct)
         self._steps.append(distinct)
 
-    def split(self, codes: Instants) -> tuple[Instants, list[Instants]]:
+    def split(self, codes: Integers) -> tuple[Integers, list[Integers]]:
         """Return for each code the beginning of its pane, and the index of each key."""
-        indexes: list[Instants] = []
+        indexes: list[Integers] = []
         for step in reversed(self._steps):
             if isinstance(step, int):
                 codes, index = np.divmod(codes, step)
@@ -385,20 +385,20 @@ class _RowGroups:
         used: the codes that occur, one a group.
     """
 
-    def __init__(self, codes: Instants, size: int) -> None:
+    def __init__(self, codes: Integers, size: int) -> None:
         self.codes, self.size = codes, size
         self._counts = np.bincount(codes, minlength=size)
         self.used = np.flatnonzero(self._counts)
 
-    def count(self, rows: Instants | None) -> Instants:
+    def count(self, rows: Integers | None) -> Integers:
         """Count in each group those of `rows`; None: all."""
         if rows is None:
             return self._counts[self.used]
         return np.bincount(self.codes[rows], minlength=self.size)[self.used]
 
     def fold(
-        self, function: np.ufunc, initial: int, numbers: Instants, rows: Instants | None
-    ) -> Instants:
+        self, function: np.ufunc, initial: int, numbers: Integers, rows: Integers | None
+    ) -> Integers:
         """Apply `function`, which begins with `initial`, to the numbers of `rows`; None: to all."""
         folded, codes = np.full(self.size, initial, dtype=np.int64), self.codes
         if rows is not None:
@@ -419,14 +419,14 @@ class _Values:
 
     def __init__(self, values: pa.ChunkedArray) -> None:
         self._values = values
-        self._valid_rows: Instants | None = None
+        self._valid_rows: Integers | None = None
         """The rows with a value that is not null; None: all."""
         if values.null_count:
             self._valid_rows = np.flatnonzero(values.is_valid().to_numpy())
         self._ranked: pa.Array | None = None
 
     @functools.cached_property
-    def _numbers(self) -> Instants | None:
+    def _numbers(self) -> Integers | None:
         """The values as numbers; None: they are decimals of more than 64 bits."""
         values, types = self._values, pa.types
         if types.is_decimal(values.type):
@@ -439,7 +439,7 @@ class _Values:
         if types.is_date32(values.type):
             values = values.cast(pa.int32())
         values = values.cast(pa.int64())
-        numbers: Instants = (pc.fill_null(values, 0) if values.null_count else values).to_numpy()
+        numbers: Integers = (pc.fill_null(values, 0) if values.null_count else values).to_numpy()
         return numbers
 
     def fold(self, function: Function, groups: _RowGroups, data_type: pa.DataType) -> pa.Array:
@@ -471,12 +471,12 @@ class _Values:
         return folded[f"value_{function}"].take(order).combine_chunks().cast(data_type)
 
 
-def _is_large(numbers: Instants) -> bool:
+def _is_large(numbers: Integers) -> bool:
     """Return whether some of these numbers might add up to more than 64 bits."""
     return max(-int(numbers.min()), int(numbers.max())) * len(numbers) >= 2**63
 
 
-def _read_decimals(values: pa.ChunkedArray) -> Instants | None:
+def _read_decimals(values: pa.ChunkedArray) -> Integers | None:
     """Return decimals without their points; None if one has more than 64 bits."""
     chunks = [np.empty(0, dtype=np.int64)]
     for chunk in values.chunks:
@@ -489,7 +489,7 @@ def _read_decimals(values: pa.ChunkedArray) -> Instants | None:
     return np.concatenate(chunks)
 
 
-def _write_decimals(numbers: Instants, is_null: Mask | None, data_type: pa.DataType) -> pa.Array:
+def _write_decimals(numbers: Integers, is_null: Mask | None, data_type: pa.DataType) -> pa.Array:
     words = np.stack((numbers, numbers >> _SIGN), axis=1)
     validity = None if is_null is None else pa.py_buffer(np.packbits(~is_null, bitorder="little"))
     return pa.Array.from_buffers(data_type, len(numbers), [validity, pa.py_buffer(words)])
@@ -513,7 +513,7 @@ _SIGN: Final = np.int64(63)
 _MAGNITUDE: Final = np.int64(2**63 - 1)
 
 
-def _to_sortable(values: pa.ChunkedArray) -> Instants:
+def _to_sortable(values: pa.ChunkedArray) -> Integers:
     """Map numbers to integers in Spark's order: any NaN is greatest, and -0.0 is 0.0."""
     if values.null_count:
         values = pc.fill_null(values, 0.0)
@@ -523,16 +523,16 @@ def _to_sortable(values: pa.ChunkedArray) -> Instants:
     is_nan = np.isnan(numbers)
     if is_nan.any():
         numbers[is_nan] = np.nan
-    bits: Instants = numbers.view(np.int64)
+    bits: Integers = numbers.view(np.int64)
     return bits ^ ((bits >> _SIGN) & _MAGNITUDE)
 
 
-def _from_sortable(keys: Instants) -> npt.NDArray[np.float64]:
+def _from_sortable(keys: Integers) -> npt.NDArray[np.float64]:
     bits = keys ^ ((keys >> _SIGN) & _MAGNITUDE)
     return bits.view(np.float64)
 
 
-def _rank(values: pa.ChunkedArray) -> tuple[Instants, pa.Array]:
+def _rank(values: pa.ChunkedArray) -> tuple[Integers, pa.Array]:
     """Return the rank of each value in the order of its bytes, and the values by their ranks."""
     encoded = _encode(values)
     order = pc.sort_indices(encoded.dictionary)

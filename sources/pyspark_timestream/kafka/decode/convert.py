@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +24,7 @@ from pyspark_timestream.core.arrow import (
     find_long_decimals,
     list_lengths,
 )
-from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, Mask
+from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, Integers, Mask
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     TYPE,
@@ -36,8 +35,6 @@ from pyspark_timestream.kafka.decode.records import (
 )
 
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
-
-Longs: TypeAlias = npt.NDArray[np.int64]
 
 
 class Converted(NamedTuple):
@@ -105,7 +102,7 @@ def build_struct(target: pa.DataType, fields: Sequence[Converted], absent: Mask)
 
 
 def build_repeated(
-    target: pa.DataType, children: Sequence[Converted], lengths: Longs, absent: Mask
+    target: pa.DataType, children: Sequence[Converted], lengths: Integers, absent: Mask
 ) -> Converted:
     """Build n lists or maps; one with a bad item, key or value that is null becomes null itself.
 
@@ -150,7 +147,9 @@ def build_block(
     return DecodedBlock([converted.column for converted in columns], raw, reasons)
 
 
-def join_converted(pieces: Sequence[Converted], order: Longs, data_type: pa.DataType) -> Converted:
+def join_converted(
+    pieces: Sequence[Converted], order: Integers, data_type: pa.DataType
+) -> Converted:
     """Take the values of `pieces` in `order`; -1 becomes null, and is not bad."""
     absent = order < 0
     rows = pa.array(order, mask=absent if absent.any() else None)

@@ -11,15 +11,14 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.core.instants import Bytes, Integers, Mask
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
-from pyspark_timestream.kafka.decode.convert import Longs
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.records import (
     FINE,
@@ -57,8 +56,6 @@ _MAX_VARINT: Final = 5
 """Maximum number of bytes of a 32-bit varint."""
 
 _MAX_ID: Final = 2**31 - 1
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class WriterSchema(NamedTuple):
@@ -413,7 +410,9 @@ def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     )
 
 
-def _alternate(payloads: pa.Array, starts: Longs, ends: Longs, lengths: Longs | int) -> pa.Array:
+def _alternate(
+    payloads: pa.Array, starts: Integers, ends: Integers, lengths: Integers | int
+) -> pa.Array:
     """Return an array of frame, body, frame, body and so on over the payloads' bytes."""
     n = len(payloads)
     bounds = np.empty(2 * n + 1, dtype=np.int32)
@@ -422,7 +421,7 @@ def _alternate(payloads: pa.Array, starts: Longs, ends: Longs, lengths: Longs | 
     return pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
 
 
-def _measure_frames(data: Bytes, starts: Longs, ends: Longs, indexed: bool) -> Longs:
+def _measure_frames(data: Bytes, starts: Integers, ends: Integers, indexed: bool) -> Integers:
     """Return the length of each frame; 0 where it is malformed."""
     magic = _read_bytes(data, starts, ends)
     lengths = np.where(magic == 0, _ID_LENGTH, np.where(magic == 1, _GUID_LENGTH, 0))
@@ -438,7 +437,7 @@ def _measure_frames(data: Bytes, starts: Longs, ends: Longs, indexed: bool) -> L
     return lengths
 
 
-def _skip_indexes(data: Bytes, positions: Longs, ends: Longs) -> Longs:
+def _skip_indexes(data: Bytes, positions: Integers, ends: Integers) -> Integers:
     """Return the positions after arrays of message indexes; 0 where an array is malformed."""
     counts, positions = _read_varints(data, positions, ends)
     # Zigzag encodes a negative count as an odd number.
@@ -452,7 +451,7 @@ def _skip_indexes(data: Bytes, positions: Longs, ends: Longs) -> Longs:
     return positions
 
 
-def _read_varints(data: Bytes, positions: Longs, ends: Longs) -> tuple[Longs, Longs]:
+def _read_varints(data: Bytes, positions: Integers, ends: Integers) -> tuple[Integers, Integers]:
     """Read 32-bit varints; return the values and the positions after them, 0 if malformed."""
     values = np.zeros(len(positions), dtype=np.int64)
     behind = np.zeros(len(positions), dtype=np.int64)
@@ -468,7 +467,7 @@ def _read_varints(data: Bytes, positions: Longs, ends: Longs) -> tuple[Longs, Lo
     return values, np.where(values < 2**32, behind, 0)
 
 
-def _read_bytes(data: Bytes, positions: Longs, ends: Longs) -> Longs:
+def _read_bytes(data: Bytes, positions: Integers, ends: Integers) -> Integers:
     """Read a byte at each position; -1 where the payload ends before it."""
     inside = positions < ends
     if not inside.any():

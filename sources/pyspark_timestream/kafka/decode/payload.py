@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,6 +12,7 @@ from pyspark_timestream.core.instants import (
     INSTANT,
     NEVER,
     Instants,
+    Integers,
     Mask,
     Times,
     read_record_times,
@@ -338,7 +338,6 @@ def _read_times(
 
 
 T = TypeVar("T")
-Indices = npt.NDArray[np.int64]
 
 
 _ROWS_A_CUT: Final = 400
@@ -366,7 +365,7 @@ class ProcessedBlock:
         return f"{self.partition} offset {self.block.offsets[index].as_py()}"
 
 
-def build_cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
+def build_cti_rows(projection: Projection, ctis_us: Instants) -> pa.RecordBatch:
     """Build one row per CTI, in order."""
     columns = [
         pa.array(ctis_us, pa.int64()).cast(INSTANT)
@@ -377,7 +376,7 @@ def build_cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=projection.schema)
 
 
-def find_wanted(projection: Projection, processed: ProcessedBlock) -> Mask | None:
+def find_true_rows(projection: Projection, processed: ProcessedBlock) -> Mask | None:
     """Find the records for which option `where` is true; None without that option."""
     if projection.condition is None:
         return None
@@ -390,8 +389,8 @@ def interleave_ctis(
     projection: Projection,
     processed: ProcessedBlock,
     keep: Mask,
-    cti_after: Indices,
-    ctis_us: Indices,
+    cti_after: Integers,
+    ctis_us: Instants,
 ) -> pa.RecordBatch:
     """Build the rows of the records that `keep` selects, with CTI rows between them.
 
@@ -406,7 +405,7 @@ def interleave_ctis(
 
 
 def _take_rows(
-    projection: Projection, processed: ProcessedBlock, source: Indices, ctis_us: Indices
+    projection: Projection, processed: ProcessedBlock, source: Integers, ctis_us: Instants
 ) -> pa.RecordBatch:
     """Build the rows of the records `source`; -1 there stands for a CTI row."""
     is_whole = not len(ctis_us) and len(source) == len(processed.block.offsets)
@@ -421,7 +420,7 @@ def _take_rows(
     return pa.RecordBatch.from_arrays(columns, schema=projection.schema)
 
 
-def _insert_rows(rows: pa.RecordBatch, cuts: Indices, inserted: pa.RecordBatch) -> pa.RecordBatch:
+def _insert_rows(rows: pa.RecordBatch, cuts: Integers, inserted: pa.RecordBatch) -> pa.RecordBatch:
     """Insert a row before each of the rows `cuts`, which must not decrease."""
     starts, pieces = [0, *cuts.tolist()], []
     for number, (start, cut) in enumerate(itertools.pairwise(starts)):
@@ -430,7 +429,7 @@ def _insert_rows(rows: pa.RecordBatch, cuts: Indices, inserted: pa.RecordBatch) 
     return table.combine_chunks().to_batches()[0]
 
 
-def _build_cti_column(source: Indices, ctis_us: Indices) -> pa.Array:
+def _build_cti_column(source: Integers, ctis_us: Instants) -> pa.Array:
     if not len(ctis_us):
         return pa.nulls(len(source), INSTANT)
     values = np.zeros(len(source), dtype=np.int64)
@@ -540,10 +539,10 @@ def _require(value: T | None) -> T:
     return value
 
 
-def _build_bounds(us: Indices) -> pa.Array:
+def _build_bounds(us: Instants) -> pa.Array:
     return _build_instants(us, us != NEVER)
 
 
-def _build_instants(us: Indices, is_set: Mask) -> pa.Array:
+def _build_instants(us: Instants, is_set: Mask) -> pa.Array:
     mask = None if is_set.all() else ~is_set
     return pa.array(us, pa.int64(), mask=mask).cast(INSTANT)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import INSTANT, Mask
+from pyspark_timestream.core.instants import INSTANT, Integers, Mask
 from pyspark_timestream.kafka.decode.where import Condition
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path
@@ -127,12 +127,12 @@ def to_mask(booleans: pa.Array) -> Mask:
     return np.array(booleans.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def take_header_values(headers: pa.Array, indexes: npt.NDArray[np.int64]) -> pa.Array:
+def take_header_values(headers: pa.Array, indexes: Integers) -> pa.Array:
     """Take the values at `indexes` in the flat list of all headers; null where an index is -1."""
     return headers.flatten().field("value").take(pa.array(indexes, mask=indexes < 0))
 
 
-def find_header(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
+def find_header(headers: pa.Array, name: str) -> Integers:
     """Return where each record's header `name` is in the flat list of all headers; -1 if absent.
 
     The last of repeated headers counts (semantics 1.2).
@@ -146,7 +146,7 @@ def find_header(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
     return indexes
 
 
-def locate(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+def locate(values: pa.Array) -> tuple[Integers, npt.NDArray[np.uint8]]:
     """Return the n + 1 bounds of binary values or texts in their buffer, and the buffer."""
     _, offsets, data = values.buffers()
     if not len(values):
@@ -271,7 +271,7 @@ class DecodedBlock(NamedTuple):
 def join_blocks(
     requested: RequestedFields,
     blocks: list[DecodedBlock],
-    order: npt.NDArray[np.int64],
+    order: Integers,
     reasons: Reasons,
 ) -> DecodedBlock:
     """Merge the payloads of `blocks`, which were decoded separately, in the order of the records.
@@ -299,9 +299,7 @@ def _join(pieces: list[pa.Array], data_type: pa.DataType, rows: pa.Array | None)
     return column if rows is None else column.take(rows)
 
 
-def _join_raw(
-    pieces: list[pa.Array], order: npt.NDArray[np.int64], rows: pa.Array | None
-) -> list[pa.Array]:
+def _join_raw(pieces: list[pa.Array], order: Integers, rows: pa.Array | None) -> list[pa.Array]:
     """Join the pieces of a raw field, which may differ in type."""
     data_types = {piece.type for piece in pieces}
     if len(data_types) > 1 and all(map(pa.types.is_integer, data_types)):

@@ -127,9 +127,9 @@ def find_warnings(history: History, now_us: int) -> list[Diagnosis]:
     ]
 
 
-def _find_clocks_ahead(moment: BatchRecord) -> frozenset[Partition]:
+def _find_clocks_ahead(batch: BatchRecord) -> frozenset[Partition]:
     return frozenset(
-        partition for partition in moment.offset.partitions if is_clock_ahead(moment, partition)
+        partition for partition in batch.offset.partitions if is_clock_ahead(batch, partition)
     )
 
 
@@ -173,7 +173,7 @@ def _find_lost_rows(history: History, ahead: frozenset[Partition]) -> list[Diagn
 
 
 def _report_end(history: History, is_wrong: bool) -> Diagnosis:
-    began_us = find_unchanged_since(history, lambda moment: moment.offset.final)
+    began_us = find_unchanged_since(history, lambda batch: batch.offset.final)
     unread = sum(count_remaining(history).values())
     text = "the final CTI promised that nothing changes any more, and every result is out"
     if not is_wrong and not unread:

@@ -182,12 +182,12 @@ def build_histories(batches: Iterable[BatchReport]) -> dict[str, History]:
     by_source: dict[str, dict[int, BatchRecord]] = {}
     for batch in batches:
         for record in batch.records:
-            moments = by_source.setdefault(record.offset.stream, {})
-            earlier = moments.get(record.offset.number)
-            moments[record.offset.number] = record if earlier is None else _merge(earlier, record)
+            numbered = by_source.setdefault(record.offset.stream, {})
+            earlier = numbered.get(record.offset.number)
+            numbered[record.offset.number] = record if earlier is None else _merge(earlier, record)
     return {
-        stream: tuple(moment for _, moment in sorted(moments.items()))
-        for stream, moments in by_source.items()
+        stream: tuple(record for _, record in sorted(numbered.items()))
+        for stream, numbered in by_source.items()
     }
 
 
@@ -209,10 +209,10 @@ def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) 
     None if it does not hold for the last batch.
     """
     start = None
-    for moment in reversed(history):
-        if not same(moment):
+    for batch in reversed(history):
+        if not same(batch):
             break
-        start = moment.planned_us
+        start = batch.planned_us
     return start
 
 
@@ -223,18 +223,18 @@ def find_since(
     watched = frozenset(partitions)
     return find_unchanged_since(
         history,
-        lambda moment: any(
+        lambda batch: any(
             partition in watched and holds(partition_offset)
-            for partition, partition_offset in moment.offset.partitions.items()
+            for partition, partition_offset in batch.offset.partitions.items()
         ),
     )
 
 
-def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
+def find_blocking_partitions(batch: BatchRecord) -> frozenset[Partition]:
     """Return the partitions at the stream's CTI or without one, except idle ones."""
     clocks = {
         partition: partition_offset.clock.cti_us
-        for partition, partition_offset in moment.offset.partitions.items()
+        for partition, partition_offset in batch.offset.partitions.items()
         if not partition_offset.idle
     }
     least = min_cti(clocks.values())
@@ -247,8 +247,8 @@ def count_remaining(history: History) -> dict[Partition, int]:
     The ends come from the last progress that has them, so a log may be longer by now.
     """
     ends: dict[Partition, int] = {}
-    for moment in history:
-        ends.update(moment.readable_ends)
+    for batch in history:
+        ends.update(batch.readable_ends)
     partition_offsets = history[-1].offset.partitions
     return {
         partition: max(ends[partition] - partition_offset.end_exclusive, 0)

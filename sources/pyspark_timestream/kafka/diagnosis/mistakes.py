@@ -90,9 +90,9 @@ def find_mistakes(history: History) -> list[Diagnosis]:
     ]
 
 
-def makes_ctis(moment: BatchRecord) -> bool:
+def makes_ctis(batch: BatchRecord) -> bool:
     """True if some option makes CTIs while the stream runs."""
-    return not moment.settings.keys().isdisjoint(CTI_SETTINGS)
+    return not batch.settings.keys().isdisjoint(CTI_SETTINGS)
 
 
 def _keeps_late(settings: Mapping[str, str]) -> bool:
@@ -100,14 +100,14 @@ def _keeps_late(settings: Mapping[str, str]) -> bool:
     return find_policy(settings).flags
 
 
-def _needs_times(moment: BatchRecord) -> bool:
+def _needs_times(batch: BatchRecord) -> bool:
     """True if the options use event times, unlike those of a plain Kafka source."""
-    return makes_ctis(moment) or moment.settings.get("startTime", "timestamp") != "timestamp"
+    return makes_ctis(batch) or batch.settings.get("startTime", "timestamp") != "timestamp"
 
 
-def _count_by_partition(moment: BatchRecord, counter: PartitionCounter) -> dict[Partition, int]:
+def _count_by_partition(batch: BatchRecord, counter: PartitionCounter) -> dict[Partition, int]:
     """Return the counts of the partitions, without zeros."""
-    partition_offsets = moment.offset.partitions.items()
+    partition_offsets = batch.offset.partitions.items()
     return {partition: count for partition, p in partition_offsets if (count := counter(p))}
 
 
@@ -363,12 +363,12 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
 # -- a clock ahead ---------------------------------------------------------------------------------
 
 
-def is_clock_ahead(moment: BatchRecord, partition: Partition) -> bool:
+def is_clock_ahead(batch: BatchRecord, partition: Partition) -> bool:
     """True if a clock ahead has driven the CTI of `partition`."""
-    clock = moment.clocks[partition]
+    clock = batch.clocks[partition]
     if clock.cti_us is None:
         return False
-    ahead_us, late = _measure_ahead(moment, clock), _count_late(clock)
+    ahead_us, late = _measure_ahead(batch, clock), _count_late(clock)
     if ahead_us > _MAX_AHEAD_US or not late:
         return ahead_us > _MAX_AHEAD_US
     return (
@@ -385,11 +385,11 @@ def _count_late(clock: PartitionClock) -> int:
     return max(late - clock.clues.early, 0) if clock.clues.has_other_unit else late
 
 
-def _measure_ahead(moment: BatchRecord, clock: PartitionClock) -> int:
+def _measure_ahead(batch: BatchRecord, clock: PartitionClock) -> int:
     """Return how far the CTI is ahead of the wall clock; 0 for a batch read, which has none."""
-    if clock.cti_us is None or not moment.planned_us:
+    if clock.cti_us is None or not batch.planned_us:
         return 0
-    return max(clock.cti_us - moment.planned_us, 0)
+    return max(clock.cti_us - batch.planned_us, 0)
 
 
 def _measure_gap(clock: PartitionClock) -> int:
@@ -440,14 +440,14 @@ def report_clocks_ahead(history: History, ahead: Set[Partition]) -> Iterator[Dia
     )
 
 
-def _describe_ahead(moment: BatchRecord, clock: PartitionClock) -> str:
+def _describe_ahead(batch: BatchRecord, clock: PartitionClock) -> str:
     assert clock.cti_us is not None
     cti, ahead_us = format_instant(clock.cti_us), clock.clues.lead_us
     if ahead_us is not None:
         return (
             f"an event {round_duration(ahead_us)} after its record's timestamp made the CTI {cti}"
         )
-    if _measure_ahead(moment, clock):
+    if _measure_ahead(batch, clock):
         # Give no duration: a text that changes by itself makes a new offset, and so a batch.
         return f"its CTI is {cti}, ahead of the wall clock"
     gap_us = max(_measure_gap(clock), clock.clues.most_late_us)

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspark_timestream.core.instants import NEVER, Instants, Mask, instant_or_sentinel
+from pyspark_timestream.core.instants import NEVER, Integers, Mask, instant_or_sentinel
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
     MalformedValues,
@@ -250,14 +250,14 @@ def _unpack_writers(
     return tuple(zip(names, map(WriterState, *columns), strict=True))
 
 
-def _to_table(writers: Mapping[str, WriterState], names: Iterable[str]) -> Instants:
+def _to_table(writers: Mapping[str, WriterState], names: Iterable[str]) -> Integers:
     """Return a column of numbers per field, with NEVER for None."""
     new = WriterState()
     rows = [tuple(map(instant_or_sentinel, writers.get(name, new))) for name in names]
     return np.array(rows, dtype=np.int64).reshape(-1, len(new)).T
 
 
-def _expect(starts: Instants, ends: Instants, field: int) -> tuple[Instants, Instants]:
+def _expect(starts: Integers, ends: Integers, field: int) -> tuple[Integers, Integers]:
     """Return the base of the differences, and the values that stand for "nothing is written".
 
     A writer's timespan begins a fixed distance from its mark, so the base moves with the mark.
@@ -270,11 +270,11 @@ def _expect(starts: Instants, ends: Instants, field: int) -> tuple[Instants, Ins
     return expected, np.where(starts[field] == NEVER, NEVER, expected)
 
 
-def _zero_if_never(column: Instants) -> Instants:
+def _zero_if_never(column: Integers) -> Integers:
     return np.where(column == NEVER, 0, column)
 
 
-def _split_known(column: Instants) -> tuple[Instants, Instants]:
+def _split_known(column: Integers) -> tuple[Integers, Integers]:
     """Return the positions of the known values, and those of NEVER."""
     return np.flatnonzero(column != NEVER), np.flatnonzero(column == NEVER)
 
@@ -291,7 +291,7 @@ class _Planes(NamedTuple):
     step: int
 
     @classmethod
-    def fit(cls, numbers: Instants, *, is_difference: bool) -> "_Planes":
+    def fit(cls, numbers: Integers, *, is_difference: bool) -> "_Planes":
         """Return the planes with the fewest bits for `numbers`."""
         if not len(numbers):
             return cls(0, 0, 0, 1)
@@ -301,14 +301,14 @@ class _Planes(NamedTuple):
         return cls((int(above.max()) // step).bit_length(), int(is_difference), least, step)
 
 
-def _to_planes(numbers: Instants, planes: _Planes) -> bytes:
+def _to_planes(numbers: Integers, planes: _Planes) -> bytes:
     """Return planes of bits: the first bits of all numbers, then the second, and so on."""
     above = (numbers - np.int64(planes.least)).view(np.uint64) // np.uint64(planes.step)
     bits = np.unpackbits(above.astype(">u8").view(np.uint8).reshape(-1, 8), axis=1)
     return _to_bits(bits[:, _MAX_BITS - planes.width :].T)
 
 
-def _from_planes(planes: _Planes, count: int, body: BytesIO) -> Instants:
+def _from_planes(planes: _Planes, count: int, body: BytesIO) -> Integers:
     width = planes.width
     if not 0 <= width <= _MAX_BITS:
         raise ValueError(f"a number has {width} bits")

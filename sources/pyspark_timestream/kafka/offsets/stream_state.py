@@ -1,8 +1,8 @@
 """A stream between two batches: the inputs of its next offset, and what holds partitions back.
 
 The driver fills a `StreamState` for each batch: the `BrokerSnapshot` holds the answers of brokers
-and clocks, the `RunContext` the options and the run. Idle partitions (semantics 5.2), aligned
-reading (5.10) and `next_offset` are pure functions of it.
+and clocks, the `RunContext` the options and the run. The rules below it say which partitions are
+idle, and up to where aligned partitions are read; `next_offset` applies them.
 """
 
 from collections.abc import Collection, Mapping, Set
@@ -200,6 +200,8 @@ def find_emitted_cti(
     return max_known(find_max_proven(start_us, end_us, groups), previous.cti_us)
 
 
+# -- idle partitions (semantics 5.2 and 5.9) -------------------------------------------------------
+
 _MIN_STEP_US: Final = 1_000_000
 _STEPS: Final = 10
 """Maximum number of batches without records that an idle stream makes per `idleAdvance`."""
@@ -254,6 +256,8 @@ def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) ->
     is_far_enough = cti_us is None or moved_us >= cti_us + step_us
     return moved_us if is_far_enough and moved_us >= MIN_US else None
 
+
+# -- aligned reading (semantics 5.10) --------------------------------------------------------------
 
 MIN_READ: Final = 100
 """So few offsets are not worth a batch of their own, and take hardly any state."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.core.instants import Integers, Mask
 from pyspark_timestream.kafka.decode.avro.plans import (
     Bad,
     Record,
@@ -26,7 +26,7 @@ from pyspark_timestream.kafka.decode.avro.plans import (
     Wire,
     all_bad,
 )
-from pyspark_timestream.kafka.decode.convert import Converted, Longs, join_converted, keep
+from pyspark_timestream.kafka.decode.convert import Converted, join_converted, keep
 from pyspark_timestream.kafka.decode.records import locate
 
 _PADDING: Final = 16
@@ -65,9 +65,9 @@ class Cursors:
         self,
         data: npt.NDArray[np.uint8],
         words: npt.NDArray[np.uint64],
-        positions: Longs,
-        ends: Longs,
-        budget: Longs,
+        positions: Integers,
+        ends: Integers,
+        budget: Integers,
     ) -> None:
         self._bytes, self._words, self.positions, self.ends = data, words, positions, ends
         self.budget = budget
@@ -88,12 +88,12 @@ class Cursors:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def select(self, rows: Longs) -> "Cursors":
+    def select(self, rows: Integers) -> "Cursors":
         """Return the cursors of `rows`, which are in order, to be read separately."""
         positions, ends, budget = self.positions[rows], self.ends[rows], self.budget[rows]
         return Cursors(self._bytes, self._words, positions, ends, budget)
 
-    def update(self, rows: Longs, some: "Cursors") -> None:
+    def update(self, rows: Integers, some: "Cursors") -> None:
         """Copy back the cursors of `rows` after they have been read separately."""
         self.positions[rows] = some.positions
         self.budget[rows] = some.budget
@@ -104,14 +104,14 @@ class Cursors:
         """Mark the rows that have bytes left as broken."""
         self.broken |= self.positions != self.ends
 
-    def _advance(self, lengths: Longs | int) -> None:
+    def _advance(self, lengths: Integers | int) -> None:
         self.positions = self.positions + lengths
         over = self.positions > self.ends
         if over.any():
             self.broken |= over
             self.positions = np.minimum(self.positions, self.ends)
 
-    def _read_varints(self) -> tuple[Longs, Longs | int]:
+    def _read_varints(self) -> tuple[Integers, Integers | int]:
         """Read whole numbers of up to 64 bits; return also how many bytes each takes."""
         first_bytes = self._bytes[self.positions]
         # The numbers of many columns take one byte each.
@@ -136,10 +136,10 @@ class Cursors:
 
     def _read_long_varints(
         self,
-        rows: Longs,
+        rows: Integers,
         words: npt.NDArray[np.uint64],
         folded: npt.NDArray[np.uint64],
-        lengths: Longs,
+        lengths: Integers,
     ) -> None:
         """Read varints of nine or ten bytes; the tenth may hold only the 64th bit."""
         number = words[rows] & _DATA_BITS
@@ -153,18 +153,18 @@ class Cursors:
         lengths[rows] = np.where(nine, 9, 10)
         self.broken[rows] |= ~nine & (tenth > 1)
 
-    def read_longs(self) -> Longs:
+    def read_longs(self) -> Integers:
         """Read n numbers of type long."""
         return self._read_varints()[0]
 
-    def read_ints(self) -> Longs:
+    def read_ints(self) -> Integers:
         """Read n numbers of type int."""
         numbers, lengths = self._read_varints()
         if isinstance(lengths, np.ndarray):
             self.broken |= (lengths > _INT_BYTES) | (numbers != numbers.astype(np.int32))
         return numbers
 
-    def read_index(self, size: int) -> Longs:
+    def read_index(self, size: int) -> Integers:
         """Read n indices below `size`; an index outside breaks its row and becomes 0."""
         indexes = self.read_ints()
         outside = (indexes < 0) | (indexes >= size)
@@ -189,14 +189,14 @@ class Cursors:
             return words.view(np.float64)
         return words.astype(np.uint32).view(np.float32)
 
-    def pass_fixed(self, size: int) -> tuple[Longs, Longs]:
+    def pass_fixed(self, size: int) -> tuple[Integers, Integers]:
         """Return where n values of `size` bytes start and stop."""
         starts = self.positions
         # Cap the size: added often, a huge one would exceed 64 bits.
         self._advance(min(size, 2**32))
         return starts, self.positions
 
-    def pass_bytes(self) -> tuple[Longs, Longs]:
+    def pass_bytes(self) -> tuple[Integers, Integers]:
         """Read the lengths of n values, and return where the values after them start and stop."""
         lengths = self.read_longs()
         outside = (lengths < 0) | (lengths > self.ends - self.positions)
@@ -207,7 +207,7 @@ class Cursors:
         self.positions = starts + lengths
         return starts, self.positions
 
-    def slice_bytes(self, starts: Longs, stops: Longs) -> pa.Array:
+    def slice_bytes(self, starts: Integers, stops: Integers) -> pa.Array:
         """Return the bytes from n starts to n stops as binary values, empty for broken rows.
 
         The bytes are in the order of the rows. So an array over the same buffer, without a copy,
@@ -224,7 +224,7 @@ class Cursors:
         )
         return both.take(pa.array(np.arange(0, len(bounds) - 1, 2)))
 
-    def read_block_header(self, sized_end: Longs) -> tuple[Longs, Longs]:
+    def read_block_header(self, sized_end: Integers) -> tuple[Integers, Integers]:
         """Read the headers of the next blocks of n arrays or maps.
 
         Return n numbers of items, 0 at the end of the array and for broken rows; and n positions
@@ -342,7 +342,7 @@ def _read_repeated(step: Repeated, cursors: Cursors) -> Converted:
     open_rows = np.arange(len(cursors))[~cursors.broken]
     items: list[Converted] = []
     keys: list[Converted] = []
-    owners: list[Longs] = []
+    owners: list[Integers] = []
     for rounds in itertools.count():
         fresh = open_rows[remaining[open_rows] == 0]
         if len(fresh):

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.instants import Integers
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.by_block import Cursors, read_block
 from pyspark_timestream.kafka.decode.avro.plans import (
@@ -37,7 +38,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     find_name,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.convert import Converted, Longs, build_block, cast, keep
+from pyspark_timestream.kafka.decode.convert import Converted, build_block, cast, keep
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     NAME,
@@ -375,7 +376,7 @@ def can_read_avro(readers: tuple[AvroReader, ...], requested: RequestedFields, w
 
 def _find_names(
     reader: AvroReader, requested: RequestedFields, text: str, bodies: pa.Array
-) -> tuple[list[str | None], Longs]:
+) -> tuple[list[str | None], Integers]:
     """Return the names of the records that a schema writes, and for n payloads an index into them.
 
     The index is -1 if a union has no such branch, which makes the payload malformed anyway.
@@ -406,7 +407,7 @@ def _parse_writer(text: str) -> ParsedSchema:
 
 def _group(
     reader: AvroReader, bodies: pa.Array, writers: Mapping[int, str], schema_ids: pa.Array | None
-) -> list[tuple[str, Longs]]:
+) -> list[tuple[str, Integers]]:
     """Return the writers' schemas, each with the rows that it wrote, in order."""
     present = to_mask(bodies.is_valid())
     if schema_ids is None:

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_timestream.core.instants import Integers
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.schemas import (
     DEFAULT,
@@ -42,7 +43,6 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
 )
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
-    Longs,
     build_repeated,
     build_struct,
     cast_scalars,
@@ -165,7 +165,7 @@ class Union:
     branches: tuple["Step", ...]
     type: pa.DataType | None = None
 
-    def join(self, branch_indexes: Longs, branches: Mapping[int, Converted]) -> Converted:
+    def join(self, branch_indexes: Integers, branches: Mapping[int, Converted]) -> Converted:
         """Put the values of `branches` in the order of n `branch_indexes`; -1 becomes null."""
         order = np.full(len(branch_indexes), -1, np.int64)
         total = 0
@@ -186,7 +186,7 @@ class Repeated:
     keyed: bool
     type: pa.DataType | None = None
 
-    def build(self, lengths: Longs, items: Sequence[Converted]) -> Converted:
+    def build(self, lengths: Integers, items: Sequence[Converted]) -> Converted:
         """Build arrays of `lengths` from their items, or maps from their keys and values."""
         built = build_repeated(self.type, items, lengths, np.zeros(len(lengths), np.bool_))
         if not self.keyed or lengths.max(initial=0) < 2:
@@ -226,7 +226,7 @@ def all_bad(rows: int, target: pa.DataType) -> Converted:
     return Converted(pa.nulls(rows, target), np.ones(rows, np.bool_))
 
 
-def _scale(values: Longs, times: int, over: int, target: pa.DataType) -> Converted:
+def _scale(values: Integers, times: int, over: int, target: pa.DataType) -> Converted:
     if times == 1:
         return keep(pa.array(values // over if over > 1 else values).view(target))
     largest = _MAX_LONG // times
@@ -274,7 +274,7 @@ def _format_uuids(values: pa.Array) -> pa.Array:
 
 
 def _drop_repeated_keys(
-    built: Converted, target: pa.DataType, entries: Sequence[Converted], lengths: Longs
+    built: Converted, target: pa.DataType, entries: Sequence[Converted], lengths: Integers
 ) -> Converted:
     """Keep the last of a map's entries with equal keys, in the position of the first (13.9)."""
     # Only broken payloads have keys that are null.

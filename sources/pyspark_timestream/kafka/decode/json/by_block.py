@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pyspark_timestream.core.arrow import MAX_DIGITS, MAX_WIDE_DIGITS, find_long_decimals
-from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.core.instants import Bytes, Integers, Mask
 from pyspark_timestream.core.processes import declare_function, load_compiled
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
@@ -307,8 +307,6 @@ def _find_type(kind: int, field: _ScanField) -> pa.DataType | None:
     return field.type
 
 
-Bytes = npt.NDArray[np.uint8]
-
 _WHITESPACE: Final = " \t\n\r"
 """JSON's whitespace."""
 
@@ -372,7 +370,7 @@ def _find_extreme(texts: pa.Array) -> Mask:
     return extreme
 
 
-def _find_brackets(content: Bytes) -> npt.NDArray[np.int64]:
+def _find_brackets(content: Bytes) -> Integers:
     """Return the positions of opening brackets in increasing order."""
     brackets = []
     for start in range(0, len(content), PIECE_BYTES):
@@ -502,7 +500,7 @@ def _fill_in(
     fields: RequestedFields,
     values: pa.Array,
     block: DecodedBlock,
-    rows: npt.NDArray[np.int64],
+    rows: Integers,
     most_singly: int,
 ) -> DecodedBlock:
     """Parse the values of `rows`, and put the results into these rows of `block`."""
@@ -558,7 +556,7 @@ def _split_runs(joinable: Mask, most_singly: int) -> Iterator[tuple[int, int, bo
         yield start, stop, bool(worth[start])
 
 
-def _run_bounds(mask: Mask) -> npt.NDArray[np.int64]:
+def _run_bounds(mask: Mask) -> Integers:
     """Return the starts of runs of equal values, and the end."""
     edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
     return np.concatenate(([0], edges, [len(mask)])) if len(mask) else np.array([0])

@@ -15,10 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import DAY_US, Mask, Times, read_number_times, read_text_times
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    Integers,
+    Mask,
+    Times,
+    read_number_times,
+    read_text_times,
+)
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
-    Longs,
     build_block,
     build_repeated,
     build_struct,
@@ -188,7 +194,7 @@ def _convert_maps(values: list[Any], target: pa.DataType) -> Converted:
     return build_repeated(target, [keys, items], *_measure(maps))
 
 
-def _measure(values: Sequence[Sized | None]) -> tuple[Longs, Mask]:
+def _measure(values: Sequence[Sized | None]) -> tuple[Integers, Mask]:
     """Return each value's number of items, and a mask of the null values."""
     lengths = np.array([len(value or ()) for value in values], np.int64)
     return lengths, np.array([item is None for item in values], np.bool_)

@@ -29,12 +29,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import FINAL_US, INSTANT, MIN_US, Mask
+from pyspark_timestream.core.instants import FINAL_US, INSTANT, MIN_US, Integers, Mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.convert import (
     Convert,
     Converted,
-    Longs,
     build_block,
     build_repeated,
     build_struct,
@@ -138,14 +137,14 @@ def _convert_dates(messages: pa.Array) -> Converted:
     return _keep_legal(days.astype(np.int32), pa.date32(), messages, legal & (days < after))
 
 
-def _read_integers(messages: pa.Array, count: int) -> list[Longs]:
+def _read_integers(messages: pa.Array, count: int) -> list[Integers]:
     """Read the integer fields numbered 1 to `count`; 0 where the message is absent."""
     names = [f"f{number}" for number in range(1, count + 1)]
     arrays = [pc.fill_null(pc.struct_field(messages, name), 0) for name in names]
     return [array.to_numpy(zero_copy_only=False).astype(np.int64) for array in arrays]
 
 
-def _to_microseconds(seconds: Longs, nanos: Longs, legal: Mask) -> Longs:
+def _to_microseconds(seconds: Integers, nanos: Integers, legal: Mask) -> Integers:
     return np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
 
 
@@ -703,7 +702,7 @@ def _isolate(
     return results, failed
 
 
-def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
+def _join(messages: pa.Array) -> tuple[memoryview, Integers]:
     """Join n messages into one, as its rows; return also the bounds of each row in it."""
     n = len(messages)
     lengths = np.diff(locate(messages)[0])
@@ -724,7 +723,7 @@ def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
     return data.data, bounds
 
 
-def _select(data: memoryview, bounds: Longs, rows: Longs) -> tuple[memoryview, Longs]:
+def _select(data: memoryview, bounds: Integers, rows: Integers) -> tuple[memoryview, Integers]:
     """Keep only `rows` (increasing) of the rows in `data`."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
     content = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)
