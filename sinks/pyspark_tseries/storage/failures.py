@@ -2,7 +2,8 @@
 
 Storage code raises `OSError`, and Delta an error that quotes one. Retries inside the package see
 these plain errors. At the end of a call from a user or from Spark, `explained_failures` turns them
-into `StorageFailed`, or into `NoSuchStore` if the store's directory is missing.
+into `StorageFailed`, into `NoSuchStore` if the store's directory is missing, or into
+`UnusableStore` if an object store refuses a request.
 """
 
 import contextlib
@@ -57,6 +58,9 @@ _NEXT_STEPS_IN_STORES: Final = {
 }
 """The end of the next step if the file is of the store, and not of a checkpoint, for example."""
 
+_COLOUR_CODES: Final = re.compile("\x1b\\[[0-9;]*m")
+"""The colours of Delta's errors."""
+
 
 @contextlib.contextmanager
 def explained_failures(location: Location | None, *, is_new: bool = False) -> Iterator[None]:
@@ -64,6 +68,7 @@ def explained_failures(location: Location | None, *, is_new: bool = False) -> It
 
     Raises:
         NoSuchStore: the store's directory existed, and is missing now.
+        UnusableStore: the object store refused a request, or cannot be reached.
         StorageFailed: the storage failed in another way.
     """
     try:
@@ -90,9 +95,10 @@ def explain_failure(
     is_named = isinstance(error, TseriesError) and not isinstance(error, UnusableStore)
     if not behind_named and (is_named or isinstance(error, NoSuchStore | StorageFailed)):
         return None
-    # An object store has its own error messages, and Delta and Arrow already repeat requests.
     if location is not None and not location.is_local:
-        return None
+        # An answer of the store has no number of this machine's operating system.
+        is_answer = isinstance(error, OSError) and error.errno is None
+        return unreachable_error(location, "read or written", error) if is_answer else None
     code = find_code(error)
     may_be_away = location is not None and not is_new and code in (None, errno.ENOENT, *_AWAY)
     if location is not None and may_be_away and location.is_away():
@@ -110,6 +116,23 @@ def away_error(location: Location) -> NoSuchStore:
         "mount is away",
         "the store where it was opened; nothing was changed",
         "bring it back to that path, then do it again",
+    )
+
+
+def unreachable_error(location: Location, action: str, error: Exception) -> UnusableStore:
+    """Return an error without the secrets that `error`, the storage's answer, may contain.
+
+    `action` says what cannot be done to the store, such as "opened".
+    """
+    reason = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
+    accepted, options = "a directory that can be written", ""
+    if not location.is_local:
+        accepted = "a prefix in a bucket that exists, and credentials that may read and write it"
+        options = " and storageOptions (storage_options=, --storage-option)"
+    return UnusableStore(
+        f"'{location.root}' cannot be {action} as a store: {reason[:500]}",
+        accepted,
+        f"check the path{options}",
     )
 
 

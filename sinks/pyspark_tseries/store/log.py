@@ -33,6 +33,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.columns import UNIT_KEY, table_schema
 from pyspark_tseries.model.properties import check_version
 from pyspark_tseries.storage.data_files import DataFile, LiveFiles, data_files
+from pyspark_tseries.storage.failures import unreachable_error
 from pyspark_tseries.storage.location import (
     EVENT_FILE_PATH,
     LOG_FOLDER,
@@ -75,8 +76,6 @@ PROBE_WRITERS: Final = 4
 PROBE_ROUNDS: Final = 3
 PROBE_WAIT_S: Final = 5.0
 """Four commits race at a time; within three rounds, a service that overwrites loses one."""
-
-_COLOUR_CODES: Final = re.compile("\x1b\\[[0-9;]*m")
 
 
 def open_table(location: Location) -> DeltaTable | None:
@@ -366,23 +365,6 @@ def write_entry(
             sync([log])
     finally:
         location.discard([draft])
-
-
-def unreachable_error(location: Location, action: str, error: Exception) -> UnusableStore:
-    """Return an error without the secrets that `error`, the storage's answer, may contain.
-
-    `action` says what cannot be done to the store, such as "opened".
-    """
-    reason = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
-    accepted, options = "a directory that can be written", ""
-    if not location.is_local:
-        accepted = "a prefix in a bucket that exists, and credentials that may read and write it"
-        options = " and storageOptions (storage_options=, --storage-option)"
-    return UnusableStore(
-        f"'{location.root}' cannot be {action} as a store: {reason[:500]}",
-        accepted,
-        f"check the path{options}",
-    )
 
 
 DEFAULT_CHECKPOINT_INTERVAL: Final = 10

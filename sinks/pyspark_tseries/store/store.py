@@ -40,7 +40,7 @@ from pyspark_tseries.model.properties import Policy, StoreSettings
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.failures import away_error
+from pyspark_tseries.storage.failures import away_error, unreachable_error
 from pyspark_tseries.storage.location import (
     RANDOM_BITS,
     Location,
@@ -56,7 +56,6 @@ from pyspark_tseries.store.log import (
     forked_error,
     load_table_at,
     open_table,
-    unreachable_error,
 )
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
 from pyspark_tseries.store.log_entries import NewEntry, add_files, remove_files

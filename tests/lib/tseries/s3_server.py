@@ -2,7 +2,7 @@
 
 moto looks whether an object is there and then writes it; a lock makes that one step, as a
 conditional PUT of Amazon's is. In the bucket `careless` conditions are ignored, as some services
-do.
+do. Whoever has the key `READER` may only read.
 """
 
 import logging
@@ -19,6 +19,11 @@ class OneAtATime:
     def __call__(self, environ, start_response):
         if environ["PATH_INFO"].startswith("/careless/"):
             environ.pop("HTTP_IF_NONE_MATCH", None)
+        writes = environ["REQUEST_METHOD"] not in ("GET", "HEAD")
+        if writes and "Credential=READER/" in environ.get("HTTP_AUTHORIZATION", ""):
+            answer = b"<Error><Code>AccessDenied</Code><Message>not READER</Message></Error>"
+            start_response("403 Forbidden", [("Content-Length", str(len(answer)))])
+            return [answer]
         with self._lock:
             answer = self._app(environ, start_response)
             try:

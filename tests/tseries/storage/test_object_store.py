@@ -460,6 +460,51 @@ def test_wrong_credentials_are_reported_without_being_shown(refusing, name, done
     assert "s3cret" not in message
 
 
+def test_who_may_only_read_is_told_so_in_one_line_whatever_he_writes(
+    store, location, tmp_path, capsys
+):
+    """A compaction, an erasure and a rebuild ended with lines in colours, and without advice."""
+    for number in range(3):
+        store.append(batch(("a", number)))
+    options = {**dict(location.options), "AWS_ACCESS_KEY_ID": "READER"}
+    reader = TimeSeries.open(location.root, storage_options=options, auto_compact=False)
+    assert len(reader.range_query().select_from("a")) == 3
+    for write in (
+        lambda: reader.append("a", 1.0),
+        lambda: reader.edit("a", 0, 1.0),
+        lambda: reader.erase("a", 0, "wrong"),
+        lambda: reader.set_retained_range("limit 5"),
+        lambda: reader.add_columns({"more": pa.float64()}),
+        reader.compact,
+    ):
+        with pytest.raises(UnusableStore) as refused:
+            write()
+        check_refused(str(refused.value), location.root)
+    TimeSeries.create(tmp_path / "s", VALUES, "unlimited").append("a", 1.0)
+    given = [f"--storage-option={name}={value}" for name, value in options.items()]
+    target = f"{location.root}-copy"
+    for command in (
+        ["compact", location.root],
+        ["rebuild", location.root],
+        ["maintain", location.root],
+        ["erase", location.root, "--series=a", "--sequence=0", "--reason=wrong"],
+        ["backup", str(tmp_path / "s"), target],
+        ["backup", location.root, target],
+    ):
+        assert main([*command, *given]) == 1
+        check_refused(
+            capsys.readouterr().err.strip(), command[-1] if target in command else location.root
+        )
+    assert not verify(location)
+
+
+def check_refused(message, root):
+    assert message.startswith(f"'{root}' cannot be ")
+    assert "; accepted: a prefix in a bucket that exists, and credentials that may " in message
+    assert "; next step: check the path and storageOptions" in message
+    assert not re.search(r"\x1b|\n|READER|s3cret", message)
+
+
 def test_what_another_tool_does_there_is_judged_as_on_a_disk(store, location):
     for number in range(3):
         store.append(batch(("a", number), ("\U00020bb7", number)))
