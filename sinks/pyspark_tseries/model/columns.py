@@ -122,6 +122,12 @@ ERASURE_FIELD: Final = pa.field("erasure", pa.string())
 
 The first erasure adds this column to the table; only files with an erased event have it.
 """
+ERASED_FIELDS: Final = (
+    pa.field("erased_by", pa.string()),
+    pa.field("erased_at", INSTANT),
+    pa.field("erased_because", pa.string()),
+)
+"""Who erased an event, when and why; null for an event that is not erased (`history`)."""
 
 RESERVED_NAMES: Final = tuple(
     field.name
@@ -131,6 +137,7 @@ RESERVED_NAMES: Final = tuple(
         *COMMIT_FIELDS,
         _KIND_FIELD,
         ERASURE_FIELD,
+        *ERASED_FIELDS,
         EDIT_TIME,
     )
 )

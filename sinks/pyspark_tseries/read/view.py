@@ -25,6 +25,7 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import (
+    ERASED_FIELDS,
     ERASURE_FIELD,
     INSTANT,
     event_schema,
@@ -54,13 +55,6 @@ SERIES_SCHEMA: Final = pa.schema(
     ]
 )
 """A null means that the head of an old store has no number, or that no original is visible."""
-
-ERASED_FIELDS: Final = (
-    pa.field("erased_by", pa.string()),
-    pa.field("erased_at", INSTANT),
-    pa.field("erased_because", pa.string()),
-)
-"""Who erased an event, when and why; null for an event that is not erased."""
 
 
 @dataclass(frozen=True)

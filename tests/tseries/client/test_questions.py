@@ -8,7 +8,13 @@ import pyarrow as pa
 import pytest
 from tseries.builders import forget_stores
 
-from pyspark_tseries import InvalidQuery, NoSuchEvent, PermissionDenied, TimeSeries
+from pyspark_tseries import (
+    IncompatibleValue,
+    InvalidQuery,
+    NoSuchEvent,
+    PermissionDenied,
+    TimeSeries,
+)
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.commits import attach_metadata
 from pyspark_tseries.model.series_index import SeriesIndex, apply_change, make_change
@@ -324,3 +330,20 @@ def test_the_past_and_the_list_need_rights(tmp_path):
     for ask_now in ("series", "latest"):
         with pytest.raises(PermissionDenied):
             getattr(TimeSeries.open(tmp_path / "s", "you"), ask_now)()
+
+
+def test_no_value_column_is_named_like_another_column_of_an_answer(tmp_path):
+    """`history` had two columns `erased_by`, and a row as a dict lost the value."""
+    store = TimeSeries.create(tmp_path / "s", {"value": pa.float64()}, "unlimited")
+    store.append("a", 1.0)
+    store.edit("a", 0, 2.0)
+    answers = (
+        store.history("a", 0).column_names,
+        store.latest().to_arrow().column_names,
+        store.range_query().for_edits().select_from().to_arrow().column_names,
+        store.sql("FROM events").columns,
+        store.sql("FROM all_events").columns,
+    )
+    for name in set().union(*answers) - {"value"}:
+        with pytest.raises(IncompatibleValue, match="named like what an event has anyway"):
+            TimeSeries.create(tmp_path / "other", {name: pa.float64()}, "unlimited")
