@@ -10,6 +10,7 @@ import keyword
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -109,6 +110,7 @@ STREAM_WORDS = {
 }
 
 
+@cache
 def names_in(node: ast.AST) -> set[str]:
     """All names of parameters, locals and attributes in the code of `node`."""
     names: set[str] = set()
@@ -153,17 +155,26 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[list[Scope], ast.Constant]]:
     return visit(tree, [])
 
 
-TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
-CLASSES = {
-    node.name: members_of(node)
-    for tree in TREES.values()
-    for node in ast.walk(tree)
-    if isinstance(node, ast.ClassDef)
-}
-DEFINED = {path.stem for path in SOURCES} | {
-    node.name for tree in TREES.values() for node in tree.body if isinstance(node, Scope)
-}
-"""The modules of both packages, and what they define."""
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The syntax of all modules of both packages."""
+    return {path: ast.parse(path.read_text()) for path in SOURCES}
+
+
+@cache
+def classes() -> dict[str, set[str]]:
+    """The members of all classes of both packages."""
+    nodes = (node for tree in trees().values() for node in ast.walk(tree))
+    return {node.name: members_of(node) for node in nodes if isinstance(node, ast.ClassDef)}
+
+
+@cache
+def defined() -> set[str]:
+    """The modules of both packages, and what they define."""
+    nodes = (node for tree in trees().values() for node in tree.body)
+    return {path.stem for path in SOURCES} | {
+        node.name for node in nodes if isinstance(node, Scope)
+    }
 
 
 def stale_words(tree: ast.Module, known: set[str]) -> list[str]:
@@ -188,7 +199,7 @@ def stale_words(tree: ast.Module, known: set[str]) -> list[str]:
     found = []
     for scopes, text in texts:
         names = set().union(*map(names_in, scopes or [tree]))
-        own = known.union(names, *(CLASSES.get(name, ()) for name in names))
+        own = known.union(names, *(classes().get(name, ()) for name in names))
         found += [
             f"{text.lineno + text.value[: word.start()].count(chr(10))}: {word[1]}"
             for word in WORD.finditer(text.value)
@@ -199,17 +210,17 @@ def stale_words(tree: ast.Module, known: set[str]) -> list[str]:
 
 @pytest.mark.parametrize("path", STORE, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_word_of_a_docstring_names_something_that_is_there(path: Path) -> None:
-    known = KNOWN | DEFINED
+    known = KNOWN | defined()
     if path.parent.name in ("client", "model", "spark", ROOTS[1].name):
         known |= FACING
-    assert stale_words(TREES[path], known) == []
+    assert stale_words(trees()[path], known) == []
 
 
 @pytest.mark.parametrize(
     "path", sorted({*SOURCES} - {*STORE}), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
 def test_a_word_of_a_streams_docstring_names_something_that_is_there(path: Path) -> None:
-    assert stale_words(TREES[path], KNOWN | DEFINED | STREAM_WORDS) == []
+    assert stale_words(trees()[path], KNOWN | defined() | STREAM_WORDS) == []
 
 
 def test_a_word_that_names_nothing_is_found() -> None:

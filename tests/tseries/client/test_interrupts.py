@@ -56,6 +56,7 @@ def count(store):
     return stored
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_that_is_interrupted_anywhere_leaves_the_next_one_right(tmp_path, name):
     store = TimeSeries.create(
