@@ -39,6 +39,7 @@ def _small_limits():
         yield
 
 
+@pytest.mark.thorough
 @settings(max_examples=STORES, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS, st.randoms())
 def test_questions_of_any_store_are_answered_from_all_that_was_delivered(

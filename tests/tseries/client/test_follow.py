@@ -105,6 +105,7 @@ STARTS = ["limit 1", "limit 3", "last 1MS", "none", "unlimited"]
 CHOICES = [{}, {"series": "a"}, {"prefix": "b"}, {"pattern": "[ab]"}]
 
 
+@pytest.mark.thorough
 @settings(max_examples=40)
 @given(
     st.sampled_from(RANGES),

@@ -27,6 +27,7 @@ def series(tmp_path):
     return store
 
 
+@pytest.mark.thorough
 def test_store_and_query_that_were_pickled_go_on_as_they_were(series, tmp_path):
     for again in (pickle.loads(pickle.dumps(series)), copy.deepcopy(series)):
         assert again.append("b", {"celsius": 1.0}).author == "ann"

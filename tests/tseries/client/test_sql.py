@@ -131,6 +131,7 @@ class Program:
             self.store = Store.open(self.path)
 
 
+@pytest.mark.thorough
 @settings(max_examples=40)
 @given(RANGES, st.lists(STEPS, max_size=9), st.integers(0, 9))
 def test_after_any_program_sql_gives_what_queries_give(tmp_path_factory, retained, steps, seen):

@@ -164,6 +164,7 @@ def every_row(path):
     return table.to_pylist()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("encoded", [1, 1000])
 @pytest.mark.parametrize("held", [0, 5000, 2**27])
 def test_rows_held_between_key_ranges_are_merged_once(texts, monkeypatch, held, encoded):
@@ -186,6 +187,7 @@ def test_rows_held_between_key_ranges_are_merged_once(texts, monkeypatch, held, 
         assert kinds["series"] == kinds["place"] == kinds["note"] == pa.string()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("encoded", [1, 1000])
 @pytest.mark.parametrize(("held", "read_small"), [(2**27, 12), (0, 5), (20_000, 5)])
 def test_a_merge_opens_a_small_file_once_as_long_as_there_is_room(
@@ -212,6 +214,7 @@ def test_a_merge_opens_a_small_file_once_as_long_as_there_is_room(
         assert kinds["series"] == kinds["place"] == kinds["note"] == pa.string()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [0, 1, 3])
 @pytest.mark.parametrize("place", ["write_events", "_merge_range"])
 def test_a_compaction_that_fails_at_any_file_or_range_leaves_no_file(

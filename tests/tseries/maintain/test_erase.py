@@ -259,6 +259,7 @@ def _tasks(client):
 # -- the bytes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("before", ["nothing", "compacted", "optimized", "both"])
 def test_bytes_are_named_until_maintenance_removes_them(series, path, before):
     if before in ("compacted", "both"):

@@ -297,6 +297,7 @@ def test_an_edit_that_changes_no_aggregate_edits_no_bucket(source, tmp_path):
     assert source.rollup(tmp_path / "r") == runs.RollupResult(0, 0, 0, 2)
 
 
+@pytest.mark.thorough
 def test_a_run_reads_the_files_of_later_commits_and_those_of_their_buckets_alone(
     source, tmp_path, monkeypatch
 ):
@@ -653,6 +654,7 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
     assert moment > 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("most", [2, 1000])
 def test_of_two_runs_at_the_same_time_one_writes_and_the_other_goes_on(
     source, tmp_path, monkeypatch, most

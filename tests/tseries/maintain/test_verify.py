@@ -327,6 +327,7 @@ def test_repair_has_a_step_for_each_kind_of_damage_that_it_mends():
     assert list(dict.fromkeys(kind for kinds in REPAIR_STEPS.values() for kind in kinds)) == mended
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lacks", ["series", "sequence", "timestamp"])
 @pytest.mark.parametrize("value", ["null", "nothing", "no statistics"])
 def test_bounds_that_the_log_lacks_exclude_no_rows(path, lacks, value):

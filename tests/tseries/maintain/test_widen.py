@@ -403,6 +403,7 @@ def test_a_writer_of_the_old_types_goes_on_and_the_new_ones_are_its_own_when_it_
         old.append("a", {"n": 2**70})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("edits", [False, True])
 def test_an_append_that_meets_the_change_is_stored_in_the_new_types(series, path, edits):
     store = store_of(path)
@@ -757,6 +758,7 @@ def test_an_entry_of_the_change_that_is_gone_is_never_guessed(series, path):
         assert types(path)["n"] == pa.int64() or 2**40 not in table["n"].to_pylist()
 
 
+@pytest.mark.thorough
 def test_an_older_state_that_another_tool_restores_is_refused_and_undone(series, path):
     version = DeltaTable(str(path)).version()
     series.widen_columns(WIDE)

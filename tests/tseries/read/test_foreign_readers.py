@@ -92,6 +92,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=60)
 @given(st.sampled_from(RANGES), st.lists(STEPS, max_size=8))
 def test_after_any_program_all_engines_agree(tmp_path_factory, retained, steps):

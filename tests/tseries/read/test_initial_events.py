@@ -103,6 +103,7 @@ def five_series(path, retained):
     return store
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("retained", ["unlimited", "limit 4", "last 30MS"])
 @pytest.mark.parametrize("narrower", ["limit 1", "last 0MS", "limit 2 last 5MS"])
 def test_initial_events_stay_the_same_if_the_range_gets_smaller(tmp_path, retained, narrower):

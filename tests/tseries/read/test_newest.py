@@ -388,6 +388,7 @@ else:
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_forked_while_a_thread_reads_answers_as_well(store):
     command = [sys.executable, "-W", "ignore", "-c", FORKS, str(store.path)]
     said = subprocess.check_output(command, text=True, timeout=60).split()

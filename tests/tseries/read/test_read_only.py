@@ -69,6 +69,7 @@ def store(tmp_path):
         file.chmod(0o755 if file.is_dir() else 0o644)
 
 
+@pytest.mark.thorough
 def test_a_store_that_may_only_be_read_answers_every_read(store):
     before = sorted(store.rglob("*"))
     done = subprocess.run(

@@ -206,6 +206,7 @@ def test_a_commit_syncs_and_links_in_the_order_of_the_page(tmp_path, monkeypatch
 # -- what is left to the operating system --------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["empty", "half", "zeros"])
 @pytest.mark.parametrize("kind", ["entry", "data", "head"])
 def test_a_torn_newest_file_is_named_on_open_with_what_to_do(path, kind, how):

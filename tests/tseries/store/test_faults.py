@@ -145,6 +145,7 @@ def test_store_that_cannot_be_created_gives_a_one_line_error(tmp_path, path):
         TimeSeries.create(tmp_path / path, VALUES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("columns", "asked"),
     [

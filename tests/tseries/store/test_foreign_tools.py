@@ -253,6 +253,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", in_ci([deleted, updated, appended], list(CHANGES)))
 def test_foreign_change_of_rows_is_refused_until_restored(path, change):
     before, series = contents(path), opened(path)
@@ -280,6 +281,7 @@ def test_foreign_change_of_rows_is_refused_until_restored(path, change):
     assert verify(str(path)) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", in_ci([deleted, updated, appended], list(CHANGES)))
 def test_repair_undoes_foreign_changes_and_keeps_the_tools_files(path, change):
     before, series = contents(path), opened(path)
@@ -312,6 +314,7 @@ def test_foreign_change_with_removed_files_is_reported_by_file(path):
         opened(path)
 
 
+@pytest.mark.thorough
 def test_foreign_change_stays_refused_after_optimize_and_checkpoints(path):
     sound = DeltaTable(path).version()
     before = contents(path)
@@ -398,6 +401,7 @@ def test_a_feature_of_an_empty_store_is_refused_with_a_way_back_to_its_creation(
     assert opened(path).append("a", 1.0).sequence == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ask", [ask_for_changes, ask_for_features])
 def test_a_feature_that_asks_more_of_writers_is_refused_with_a_way_back_that_works(path, ask):
     """delta-rs has no way to drop a feature."""

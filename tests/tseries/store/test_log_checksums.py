@@ -84,6 +84,7 @@ def test_a_changed_bound_in_a_log_entry_is_named_and_hides_no_event(path):
     assert any("checksum" in line for line in map(str, verify(str(path))))
 
 
+@pytest.mark.thorough
 def test_a_flipped_bit_of_a_log_entry_is_named_or_harmless(path):
     """Every third byte of an older entry, and of the newest; all of them give the same.
 
@@ -163,6 +164,7 @@ def without(path, version, kind, field, value):
     return seal("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("version", "kind"),
     [(4, "add"), (7, "add"), (4, "txn"), (7, "txn"), (0, "metaData"), (0, "protocol")],
@@ -230,6 +232,7 @@ def test_a_flipped_bit_of_a_checkpoint_is_named_and_hides_no_event(with_checkpoi
     assert answers(path) == right
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("named", ["missing", "other", "garbage", "later"])
 def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(
     with_checkpoint, tmp_path, named, monkeypatch
@@ -257,6 +260,7 @@ def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(
     assert DeltaTable(path).version() >= 54
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("named", ["missing", '{"version":20,"size":2}', "\0{", '{"version":990}'])
 def test_the_next_commit_replaces_a_last_checkpoint_that_is_none(with_checkpoint, tmp_path, named):
     path = Path(shutil.copytree(with_checkpoint, tmp_path / "s"))

@@ -71,6 +71,7 @@ def name(location, path, action, forged=False):
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("forged", [False, True])
 @pytest.mark.parametrize("path", OUTSIDE)
 def test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused(location, path, forged):

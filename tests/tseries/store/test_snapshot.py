@@ -31,6 +31,7 @@ def values(store, name="a"):
     return [event.value for event in store.range_query().select_from(name).events]
 
 
+@pytest.mark.thorough
 def test_a_query_sees_what_other_processes_have_done(tmp_path):
     path = str(tmp_path / "s")
     store = TimeSeries.create(path, VALUE, "unlimited", "me", auto_compact=False)
@@ -97,6 +98,7 @@ def in_new_process(path, lines):
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 def test_first_queries_load_partial_indexes_and_answer_alike(tmp_path):
     path = str(tmp_path / "s")
     store = TimeSeries.create(path, VALUE, "limit 3", "me", auto_compact=False)
@@ -113,6 +115,7 @@ def test_first_queries_load_partial_indexes_and_answer_alike(tmp_path):
     assert [held for _, held in said] == [0, 0, 0, 0, 3, 3, 3]
 
 
+@pytest.mark.thorough
 def test_writer_with_a_partial_index_writes_on_top_of_all_series(tmp_path):
     path = str(tmp_path / "s")
     store = TimeSeries.create(path, VALUE, "unlimited", "me", auto_compact=False)

@@ -37,6 +37,7 @@ for n in range(15):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["queue", "race"])
 def test_processes_write_the_same_series_of_one_store(tmp_path, how):
     new_store(tmp_path / "s")
@@ -152,6 +153,7 @@ def test_the_head_read_from_files_equals_the_one_folded_in_memory(tmp_path, monk
     assert cold.index().metadata == warm.metadata
 
 
+@pytest.mark.thorough
 def test_creators_at_once_make_one_store(tmp_path):
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

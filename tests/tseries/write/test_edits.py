@@ -199,6 +199,7 @@ for n in range(10):
 """
 
 
+@pytest.mark.thorough
 def test_processes_that_edit_one_original_lose_and_double_nothing(tmp_path):
     new_store(tmp_path / "s", {"limit": 1000}).append(batch(("a", 1), ("a", 2)))
     command = [sys.executable, "-c", WRITER, TESTS, str(tmp_path / "s")]

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = str(Path(__file__).parents[2] / "lib")
 BATCH = """
 import sys; sys.path.insert(0, sys.argv[1])
@@ -52,6 +54,7 @@ print(size, pool.max_memory())
 """
 
 
+@pytest.mark.thorough
 def test_neither_tasks_nor_the_commit_hold_a_large_batch_in_memory(tmp_path):
     # A process of its own, whose memory is that of the batch.
     (tmp_path / "s").mkdir()

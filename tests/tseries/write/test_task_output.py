@@ -134,6 +134,7 @@ TASK = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(
     tasks=st.lists(TASK, min_size=1, max_size=4),
@@ -465,6 +466,7 @@ def unsettle():
     freeze_objects.cache_clear()
 
 
+@pytest.mark.thorough
 def test_each_process_of_a_write_settles_when_it_has_done_its_part(tmp_path):
     # Spark's worker collects garbage after each; unsettled that takes longer than the work.
     unsettle()
@@ -552,6 +554,7 @@ def test_series_names_of_many_tasks_may_exceed_one_text_array():
     assert pairs == [(at, at + 1) for at in range(2199)]
 
 
+@pytest.mark.thorough
 def test_many_small_task_outputs_stay_a_large_batch(tmp_path, monkeypatch):
     limits = SpillLimits(rows=10, size=10**6, memory=100)
     tasks = [[at(name, us) for name in "ab"] for us in range(6)]
