@@ -137,7 +137,7 @@ def main() -> None:
             warm = {"DuckDB": filled.by_duckdb, "tseries": filled.by_tseries}
             runs = {who: filled.run(ask) for who, ask in warm.items()}
             found.append(compare(f"{name}, warm", runs, series))
-            cold = filled.both(newest_table._STORES.clear)
+            cold = filled.both(newest_table._KEPT.stores.clear)
             found.append(compare(f"{name}, cold", cold, series))
             grown = filled.both(filled.grow)
             found.append(compare(f"{name}, after an append", grown, series))

@@ -12,7 +12,6 @@ of a commit until the thread has asked later commits.
 import contextlib
 import functools
 import inspect
-import os
 import re
 import threading
 from bisect import bisect_left, bisect_right
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import MIN_US
+from pyspark_timestream.core.processes import begin_in_forks
 from pyspark_timestream.errors import show_value
 from pyspark_tseries.errors import InvalidQuery, PermissionDenied, import_library
 from pyspark_tseries.model.arrays import NEVER_US, BoolArray, Int64Array, encode_runs, to_int64
@@ -43,7 +43,7 @@ from pyspark_tseries.read.scan import Scope, may_hide, select_visible, take_late
 from pyspark_tseries.read.view import View, list_series
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.failures import explained_failures
-from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.location import KeptByStore, Location
 from pyspark_tseries.storage.row_reader import RowFilter, load_footer, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
 
@@ -271,6 +271,7 @@ class _Engine:
         self._files = 0
         self._local = threading.local()
         self._inherited: list[Any] = []
+        begin_in_forks(self)
 
     def start(self) -> "duckdb.DuckDBPyConnection":
         """Return the connection that has no views."""
@@ -410,29 +411,12 @@ class _StoreCache:
         return self._sorted[1:]
 
 
-_STORES: Final[OrderedDict[Location, _StoreCache]] = OrderedDict()
-_stores_lock = threading.Lock()
-
-
-def _begin_child() -> None:
-    """Begin anew in a forked process: another thread of the parent may have held a lock."""
-    global _stores_lock
-    _ENGINE.begin_child()
-    _STORES.clear()
-    _stores_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_begin_child)
+_KEPT: Final = KeptByStore(_StoreCache, _MAX_STORES)
 
 
 def _show_commit(snapshot: Snapshot) -> "_CommitViews":
     """Return the views of a commit, which threads share."""
-    location = snapshot.location
-    with _stores_lock:
-        store = _STORES.setdefault(location, _StoreCache(location))
-        _STORES.move_to_end(location)
-        while len(_STORES) > _MAX_STORES:
-            _STORES.popitem(last=False)
+    store = _KEPT.use(snapshot.location)
     with store.lock:
         for commit in store.commits:
             if commit.snapshot is snapshot:

@@ -7,10 +7,8 @@ since are read again. A retained range is applied to each answer, and events tha
 come back.
 """
 
-import os
 import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,7 +32,7 @@ from pyspark_tseries.read.newest import (
 )
 from pyspark_tseries.read.scan import Answer, Scope, may_hide, pick_columns
 from pyspark_tseries.storage.erasures import find_erased_series
-from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.location import KeptByStore
 from pyspark_tseries.storage.snapshot import Snapshot, is_ancestor
 
 MAX_KEPT_BYTES: Final = 512 * 1024 * 1024
@@ -146,36 +144,16 @@ class _StoreTables:
         return series
 
 
-_STORES: Final[OrderedDict[Location, _StoreTables]] = OrderedDict()
-"""By the location of the store; the store of the last question is at the end."""
-
-_stores_lock = threading.Lock()
-
-
-def _begin_child() -> None:
-    """Begin anew in a forked process: another thread of the parent may have held a lock."""
-    global _stores_lock
-    _STORES.clear()
-    _stores_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_begin_child)
-
-
-def _tables_of(location: Location) -> _StoreTables:
-    with _stores_lock:
-        store = _STORES.setdefault(location, _StoreTables())
-        _STORES.move_to_end(location)
-        return store
+_KEPT: Final = KeptByStore(lambda _: _StoreTables())
 
 
 def _keep(store: _StoreTables, table: NewestTable) -> None:
     """Keep a table, and as many others as have room; those used last stay."""
-    with _stores_lock:
+    with _KEPT.lock:
         spares = [spare for spare in store.tables[:1] if spare.nbytes <= MAX_SPARE_BYTES]
         store.tables = [table, *spares]
         room = MAX_KEPT_BYTES
-        for other_store in reversed(_STORES.values()):
+        for other_store in reversed(_KEPT.stores.values()):
             tables = []
             for spare_table in other_store.tables:
                 if spare_table.nbytes <= room:
@@ -205,7 +183,7 @@ def ask_newest(
     schema = result_schema(snapshot.values)
     result_columns = pick_columns(schema, columns).names
     needed = [name for name in schema.names if name in result_columns or name in KEYS]
-    store = _tables_of(snapshot.location)
+    store = _KEPT.use(snapshot.location)
     question = _Question(snapshot, store.find_series(scope.index, names), needed, count, at_us)
     if snapshot.as_of is not None or not len(question.series):
         rows = question.read()

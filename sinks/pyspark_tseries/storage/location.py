@@ -28,15 +28,17 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from pyspark_timestream.core.options import decode_file_uri
+from pyspark_timestream.core.processes import begin_in_forks
 from pyspark_timestream.errors import OptionError, compose_message
 from pyspark_tseries.errors import UnusableStore
 
@@ -654,6 +656,40 @@ def list_event_files(location: Location) -> Iterator[StoredFile]:
     for kind in ("event", "edit"):
         for full, modified_ns in list(location.list_files(location.file(f"kind={kind}"))):
             yield StoredFile(f"kind={kind}/{os.path.basename(full)}", full, modified_ns)
+
+
+_Kept = TypeVar("_Kept")
+
+
+class KeptByStore(Generic[_Kept]):
+    """What this process keeps of each store, by its location; the store used last is at the end.
+
+    A forked process begins with nothing, because another thread of its parent may have held a lock.
+
+    Args:
+        make: makes what is kept of a store.
+        max_stores: forget the store that was used first beyond this many; None: keep all.
+    """
+
+    def __init__(self, make: Callable[[Location], _Kept], max_stores: int | None = None) -> None:
+        self._make, self._max_stores = make, max_stores
+        self.begin_child()
+        begin_in_forks(self)
+
+    def begin_child(self) -> None:
+        """Begin anew in a forked process."""
+        self.lock = threading.Lock()
+        self.stores: OrderedDict[Location, _Kept] = OrderedDict()
+
+    def use(self, location: Location) -> _Kept:
+        """Return what is kept of a store."""
+        with self.lock:
+            if location not in self.stores:
+                self.stores[location] = self._make(location)
+            self.stores.move_to_end(location)
+            while self._max_stores is not None and len(self.stores) > self._max_stores:
+                self.stores.popitem(last=False)
+            return self.stores[location]
 
 
 _COMMIT_LOCK_FILE: Final = "commit.lock"

@@ -716,13 +716,13 @@ def test_a_forked_process_asks_as_well(tmp_path):
 @pytest.mark.thorough
 def test_what_is_known_of_many_stores_and_files_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(sql, "_MAX_FILES", 5)
-    monkeypatch.setattr(sql, "_MAX_STORES", 2)
+    monkeypatch.setattr(sql._KEPT, "_max_stores", 2)
     clients = [filled(tmp_path / str(n)) for n in range(4)]
     for n in range(6):
         for client in clients:
             client.append("c", float(n))
             assert client.sql("SELECT count(*) FROM events").fetchall()[0] == (14 + n,)
-    assert len(sql._STORES) <= 2
+    assert len(sql._KEPT.stores) <= 2
 
 
 @pytest.mark.timeout(600)

@@ -66,7 +66,7 @@ def limits(monkeypatch):
     set_limits(monkeypatch, group_rows=3, piece_rows=2, head_changes=4)
     monkeypatch.setattr(newest_table, "MAX_PATCHED_ROWS", 4)
     monkeypatch.setattr(newest_table, "MAX_SEPARATE_PROBES", 1)
-    newest_table._STORES.clear()
+    newest_table._KEPT.stores.clear()
 
 
 class Program:
@@ -217,7 +217,7 @@ def test_after_any_operation_the_kept_events_are_those_of_the_files(
         check(program, question)
     for _, question in steps[-2:]:
         warm = check(program, question)
-        newest_table._STORES.clear()
+        newest_table._KEPT.stores.clear()
         assert check(program, question).equals(warm)
 
 
@@ -299,37 +299,37 @@ def test_a_question_for_one_series_of_many_does_not_rewrite_them_all(store, monk
     monkeypatch.setattr(newest_table, "SERIES_PER_PATCH", 1)
     store.series.latest()
     store.append([("a", 5)])
-    kept = newest_table._STORES[store.series._store.location].tables[0]
+    kept = newest_table._KEPT.stores[store.series._store.location].tables[0]
     check(store, ({"series": "a"}, 1, None, None))
-    assert newest_table._STORES[store.series._store.location].tables[0] is kept
+    assert newest_table._KEPT.stores[store.series._store.location].tables[0] is kept
     check(store, ({}, 1, None, None))
-    assert newest_table._STORES[store.series._store.location].tables[0] is not kept
+    assert newest_table._KEPT.stores[store.series._store.location].tables[0] is not kept
 
 
 def test_tables_of_a_process_have_a_bound(store, tmp_path, monkeypatch):
     other = Program(tmp_path / "other", "unlimited")
     other.append([("a", 1)])
     store.series.latest()
-    size = newest_table._STORES[store.series._store.location].tables[0].nbytes
+    size = newest_table._KEPT.stores[store.series._store.location].tables[0].nbytes
     monkeypatch.setattr(newest_table, "MAX_KEPT_BYTES", size)
     other.series.latest()
-    held = [table for known in newest_table._STORES.values() for table in known.tables]
+    held = [table for known in newest_table._KEPT.stores.values() for table in known.tables]
     assert sum(table.nbytes for table in held) <= size
     monkeypatch.setattr(newest_table, "MAX_KEPT_BYTES", 1)
     for program in (store, other):
         check(program, ({}, 1, None, None))
-    assert not any(known.tables for known in newest_table._STORES.values())
+    assert not any(known.tables for known in newest_table._KEPT.stores.values())
 
 
 def test_a_table_that_is_too_large_to_keep_takes_no_room_of_others(store, tmp_path, monkeypatch):
     other = Program(tmp_path / "other", "unlimited")
     other.append([(name, 1) for name in "abcdefgh"])
     store.series.latest()
-    (kept,) = newest_table._STORES[store.series._store.location].tables
+    (kept,) = newest_table._KEPT.stores[store.series._store.location].tables
     monkeypatch.setattr(newest_table, "MAX_KEPT_BYTES", kept.nbytes)
     other.series.latest()
-    assert newest_table._STORES[store.series._store.location].tables == [kept]
-    assert not newest_table._STORES[other.series._store.location].tables
+    assert newest_table._KEPT.stores[store.series._store.location].tables == [kept]
+    assert not newest_table._KEPT.stores[other.series._store.location].tables
 
 
 def test_another_store_at_the_path_is_read_anew(store, tmp_path):
@@ -377,8 +377,8 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.read import newest_table
 client = TimeSeries.open(sys.argv[1])
 print(client.latest().to_arrow().num_rows, flush=True)
-(known,) = newest_table._STORES.values()
-with known.lock, newest_table._stores_lock:
+(known,) = newest_table._KEPT.stores.values()
+with known.lock, newest_table._KEPT.lock:
     child = os.fork()
 if child:
     print(os.waitpid(child, 0)[1])
