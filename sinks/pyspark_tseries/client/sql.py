@@ -392,7 +392,7 @@ class _StoreCache:
     def read_edits(self, snapshot: Snapshot) -> pa.Table:
         """Return all edits up to the commit of `snapshot`; read only files not read before."""
         schema = query_schema(snapshot.values)
-        files = [file for file in snapshot.files if file.kind == "edit"]
+        files = snapshot.edit_files
         if snapshot.as_of is not None:
             return read_rows(self._location, files, schema, RowFilter(commits=snapshot.commits))
         for file in files:
@@ -470,10 +470,9 @@ class _CommitViews:
         retained, edited = _Retained(snapshot, index, self._store), _EditedKeys(edits)
         whole_files: list[DataFile] = []
         compared_files: list[DataFile] = []
-        for file in snapshot.files:
-            if file.kind != "edit":
-                is_whole = not retained.may_hide(file) and not edited.may_touch(file)
-                (whole_files if is_whole else compared_files).append(file)
+        for file in snapshot.original_files:
+            is_whole = not retained.may_hide(file) and not edited.may_touch(file)
+            (whole_files if is_whole else compared_files).append(file)
         tables: dict[str, Any] = {}
         schema = result_schema(self._values)
         texts = (
@@ -517,7 +516,7 @@ class _CommitViews:
         if self.snapshot.as_of is not None or (index.columns["first_us"] == NEVER_US).any():
             return True
         last_sequence, edits = index.columns["last_sequence"], index.columns["edits"]
-        stored = sum(file.rows for file in self.snapshot.files if file.kind != "edit")
+        stored = sum(file.rows for file in self.snapshot.original_files)
         return stored != int((last_sequence + 1 - edits).sum())
 
     def _select(

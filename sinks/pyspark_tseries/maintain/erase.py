@@ -494,10 +494,9 @@ class _StoredSeries:
         self._series = series
         self.holders: list[DataFile] = []
         tables, erased = [BASE_SCHEMA.empty_table().select(columns)], []
-        for file in snapshot.files:
-            if not file.first <= series <= file.last:
-                continue
-            rows = read_rows(snapshot.location, [file], base_fields(columns), RowFilter([series]))
+        row_filter = RowFilter([series])
+        for file in filter(row_filter.may_match_file, snapshot.files):
+            rows = read_rows(snapshot.location, [file], base_fields(columns), row_filter)
             is_erased = keys.find_values(rows)
             if is_erased.any():
                 self.holders.append(file)

@@ -520,8 +520,6 @@ class _RollupRun:
         location = self._snapshot.location
         later = RowFilter(commits=(since + 1, MAX_NUMBER))
         for file in self._snapshot.files:
-            if file.last_commit <= since:
-                continue
             for rows in scan_file(location, file, base_fields(_CHANGED_COLUMNS), later):
                 is_original = rows["original_sequence"].is_null()
                 names = set(rows["series"].filter(is_original).unique().to_pylist())
@@ -556,18 +554,11 @@ class _RollupRun:
             if not len(events):
                 continue
             ends = min(erasure.events), max(erasure.events)
-            files = [
-                file
-                for file in self._snapshot.files
-                if file.first <= erasure.series <= file.last
-                and file.max_sequence >= ends[0]
-                and file.min_sequence <= ends[1]
-            ]
             row_filter = RowFilter([erasure.series], sequences=ends)
             is_meant = pc.field("sequence").isin(events)
-            rows = read_rows(
-                self._snapshot.location, files, base_fields(_CHANGED_COLUMNS), row_filter, is_meant
-            )
+            location, files = self._snapshot.location, self._snapshot.files
+            schema = base_fields(_CHANGED_COLUMNS)
+            rows = read_rows(location, files, schema, row_filter, is_meant)
             # If the erasure has an edit and its original, the original is the change.
             rows = rows.filter(pc.invert(pc.is_in(rows["original_sequence"], events)))
             size = rows.num_rows
@@ -622,7 +613,8 @@ class _RollupRun:
                         self._commit(is_last=False)
 
     def _divide_series(self, names: Sequence[str], low: int, high: int) -> list[KeyRange]:
-        files = [f for f in self._snapshot.files if f.max_us >= low and f.min_us < high]
+        row_filter = RowFilter(times=(low, high - 1))
+        files = [file for file in self._snapshot.files if row_filter.may_match_file(file)]
         samples = sample_series(self._index, sum(file.size for file in files), names)
         return list(split_keys(samples, MAX_GROUP_BYTES, whole_series=True))
 

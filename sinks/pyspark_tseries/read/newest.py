@@ -49,6 +49,7 @@ from pyspark_tseries.storage.row_reader import (
     base_fields,
     map_parallel,
     read_files,
+    read_rows,
     stream_file,
 )
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -116,7 +117,7 @@ class KnownSeries:
     def edits(self, snapshot: Snapshot) -> Int64Array:
         """Return an upper bound of the edits of each; an old index has no count."""
         states = self._take("edits", "first_us")
-        stored = sum(file.rows for file in snapshot.files if file.kind == "edit")
+        stored = sum(file.rows for file in snapshot.edit_files)
         return np.where(states["first_us"] == NEVER_US, stored, states["edits"])
 
     def _take(self, *names: str) -> dict[str, Int64Array]:
@@ -278,8 +279,7 @@ def read_newest_one(
         stored = _pick_stored_schema(snapshot, read_columns)
         row_filter = RowFilter([name], sequences=(last_sequence, last_sequence))
         for file in reversed(snapshot.files):
-            is_within = file.first <= name <= file.last and file.kind != "edit"
-            if is_within and file.min_sequence <= last_sequence <= file.max_sequence:
+            if file.kind != "edit" and row_filter.may_match_file(file):
                 rows = read_files(snapshot.location, [file], stored, row_filter)
                 if rows.num_rows:
                     return show_columns(rows, columns, at_originals=True)
@@ -364,31 +364,18 @@ def _read_rows(
 ) -> pa.Table:
     """Read events from `lows` on, originals only up to `to_us`; show them in `columns`."""
     stored = _pick_stored_schema(snapshot, columns)
-    edits = RowFilter(series.names, commits=snapshot.commits, lows=lows)
+    sequences = int(lows.min(initial=MAX_NUMBER)), MAX_NUMBER
+    edits = RowFilter(series.names, sequences=sequences, commits=snapshot.commits, lows=lows)
     originals = dataclasses.replace(edits, times=(MIN_NUMBER, to_us))
     tables = [
-        read_files(snapshot.location, _find_files(snapshot, kind, row_filter), stored, row_filter)
-        for kind, row_filter in (("event", originals), ("edit", edits))
+        read_rows(snapshot.location, snapshot.original_files, stored, originals),
+        read_rows(snapshot.location, snapshot.edit_files, stored, edits),
     ]
     return show_columns(pa.concat_tables(tables), columns, at_originals=True)
 
 
 def _pick_stored_schema(snapshot: Snapshot, columns: Sequence[str]) -> pa.Schema:
     return select_fields(query_schema(snapshot.values), stored_columns(columns))
-
-
-def _find_files(snapshot: Snapshot, kind: str, row_filter: RowFilter) -> list[DataFile]:
-    assert row_filter.lows is not None
-    lowest = int(row_filter.lows.min(initial=MAX_NUMBER))
-    return [
-        file
-        for file in snapshot.files
-        if file.max_sequence >= lowest
-        and (file.kind == "edit") == (kind == "edit")
-        and file.min_us <= row_filter.times[1]
-        and file.max_us >= row_filter.times[0]
-        and row_filter.reaches(file.first, file.last, file.max_sequence)
-    ]
 
 
 def _find_lows(
@@ -414,7 +401,7 @@ def _find_lows(
             newest_keys.add(codes[inside], sequence[inside])
         return newest_keys.reduced()
 
-    files = _find_files(snapshot, "event", row_filter)
+    files = [file for file in snapshot.original_files if row_filter.may_match_file(file)]
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     merged = _NewestKeys(count)
     for codes, sequence in map_parallel(find, files, width):

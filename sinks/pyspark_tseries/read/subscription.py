@@ -253,14 +253,13 @@ class Subscription:
     def plan_tasks(self, start: Position, end: Position) -> list[Delivery]:
         """Divide the events between two positions among tasks, by series."""
         snapshot = self._read_store(end)
-        # The batch may end within the commit after `end.commit`.
-        last_commit = end.commit + (end.after is not None)
-        data = [
-            file
-            for file in snapshot.files
-            if file.first_commit <= (start.began if start.initial else last_commit)
-            and (start.initial or file.last_commit > start.commit)
-        ]
+        if start.initial:
+            commits = MIN_NUMBER, start.began
+        else:
+            # The batch may end within the commit after `end.commit`.
+            commits = start.commit + 1, end.commit + (end.after is not None)
+        row_filter = RowFilter(commits=commits)
+        data = [file for file in snapshot.files if row_filter.may_match_file(file)]
         if not data or (start == end):
             return []
         choice, rows = self._choice, sum(file.rows for file in data)
@@ -335,16 +334,12 @@ class Subscription:
         expression: pc.Expression | None = None,
     ) -> pa.Table:
         """Read `columns` of the events of `commits`, first and last inclusive."""
-        data = [
-            file
-            for file in snapshot.files
-            if file.last_commit >= commits[0] and file.first_commit <= commits[1]
-        ]
         choice = self._choice
         if not choice.is_all and choice.names is None:
             columns = list(dict.fromkeys([*columns, "series"]))
         row_filter = RowFilter(choice.names, commits=commits)
-        rows = read_rows(self._store.location, data, base_fields(columns), row_filter, expression)
+        location, schema = self._store.location, base_fields(columns)
+        rows = read_rows(location, snapshot.files, schema, row_filter, expression)
         return keep_chosen(rows, choice)
 
     def _read_new(self, snapshot: Snapshot, start: Position, commit: int) -> pa.Table:
@@ -389,13 +384,8 @@ class Subscription:
 
     def _count_delivered(self, start: Position, after: Key, snapshot: Snapshot) -> int:
         """Count the initial events up to `after` in its series that are still stored."""
-        data = [
-            file
-            for file in snapshot.files
-            if file.first_commit <= start.began and file.first <= after[0] <= file.last
-        ]
         row_filter = RowFilter([after[0]], commits=(MIN_NUMBER, start.began))
-        keys = read_rows(snapshot.location, data, base_fields(STATE_COLUMNS), row_filter)
+        keys = read_rows(snapshot.location, snapshot.files, base_fields(STATE_COLUMNS), row_filter)
         floors = SeriesIndex() if _began_without_floors(start, snapshot) else snapshot.index()
         is_initial = select_initial_events(keys, parse_range(start.retained), floors, self._initial)
         return int((is_initial & flag_delivered(keys, after)).sum())
@@ -418,11 +408,9 @@ class Subscription:
         requested = np.maximum(last_sequences + 1 - np.array(list(starts.values())), 0).sum()
         stored = 0
         for name, first in starts.items():
-            data = [file for file in snapshot.files if file.first <= name <= file.last]
             row_filter = RowFilter([name], sequences=(first, MAX_NUMBER))
-            stored += read_rows(
-                snapshot.location, data, base_fields(("sequence",)), row_filter
-            ).num_rows
+            schema = base_fields(("sequence",))
+            stored += read_rows(snapshot.location, snapshot.files, schema, row_filter).num_rows
         return int(requested - stored)
 
 

@@ -236,47 +236,35 @@ def read_versions(snapshot: Snapshot, series: str, sequence: int) -> pa.Table:
     schema = pa.schema(field.with_nullable(True) for field in file_schema(snapshot.values))
     if not MIN_NUMBER <= sequence <= MAX_NUMBER:
         raise _unknown_error(snapshot, series, sequence)
-    event = _read_place(snapshot, schema, series, sequence)
+    event = _read_event(snapshot, schema, series, sequence)
     if not event.num_rows:
         raise _unknown_error(snapshot, series, sequence)
     overridden = event["original_sequence"][0].as_py()
-    original_place = sequence if overridden is None else int(overridden)
+    original = sequence if overridden is None else int(overridden)
     rows = pa.concat_tables(
         [
-            _read_place(snapshot, schema, series, original_place, "event"),
-            _read_edits(snapshot, schema, series, original_place),
+            _read_event(snapshot, schema, series, original, "event"),
+            _read_edits(snapshot, schema, series, original),
         ]
     )
     order = np.argsort(to_int64(rows["sequence"]), kind="stable")
     return _show_erasures(snapshot, rows.take(pa.array(order)))
 
 
-def _read_place(
+def _read_event(
     snapshot: Snapshot, schema: pa.Schema, series: str, sequence: int, kind: str | None = None
 ) -> pa.Table:
     """Return the event `sequence` of a series, if it is stored and of the kind."""
-    files = [
-        file
-        for file in snapshot.files
-        if file.first <= series <= file.last
-        and file.min_sequence <= sequence <= file.max_sequence
-        and kind in (None, file.kind)
-    ]
+    files = [file for file in snapshot.files if kind in (None, file.kind)]
     row_filter = RowFilter([series], sequences=(sequence, sequence), commits=snapshot.commits)
     return read_rows(snapshot.location, files, schema, row_filter)
 
 
 def _read_edits(snapshot: Snapshot, schema: pa.Schema, series: str, original: int) -> pa.Table:
-    files = [
-        file
-        for file in snapshot.files
-        if file.kind == "edit"
-        and file.first <= series <= file.last
-        and file.max_sequence > original
-    ]
-    row_filter = RowFilter([series], commits=snapshot.commits)
+    later = original + 1, MAX_NUMBER
+    row_filter = RowFilter([series], sequences=later, commits=snapshot.commits)
     is_its_edit = pc.field("original_sequence") == original
-    return read_rows(snapshot.location, files, schema, row_filter, is_its_edit)
+    return read_rows(snapshot.location, snapshot.edit_files, schema, row_filter, is_its_edit)
 
 
 def _show_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:

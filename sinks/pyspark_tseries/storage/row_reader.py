@@ -259,21 +259,36 @@ class RowFilter:
         """The columns with conditions."""
         conditions = {
             "series": self.names is not None or self.keys != ALL_KEYS,
-            "sequence": self.keys != ALL_KEYS
-            or self.sequences != ANY_VALUE
+            "sequence": (self.keys, self.sequences) != (ALL_KEYS, ANY_VALUE)
             or self.lows is not None,
             "timestamp": self.times != ANY_VALUE,
             "commit": self.commits != ANY_VALUE,
         }
         return [name for name, needed in conditions.items() if needed]
 
+    @property
+    def _bounds(self) -> dict[str, tuple[int, int]]:
+        return {"sequence": self.sequences, "timestamp": self.times, "commit": self.commits}
+
+    def may_match_file(self, file: DataFile) -> bool:
+        """Return whether `file` may contain a needed row."""
+        # A store may have thousands of files, and calls of functions would take longer.
+        return (
+            file.max_sequence >= self.sequences[0]
+            and file.min_sequence <= self.sequences[1]
+            and file.max_us >= self.times[0]
+            and file.min_us <= self.times[1]
+            and file.last_commit >= self.commits[0]
+            and file.first_commit <= self.commits[1]
+            and self._may_match_series(file.first, file.last)
+            and (self.lows is None or self._reaches(file.first, file.last, file.max_sequence))
+        )
+
     def match_groups(self, count: int, ends: GroupBounds) -> list[int]:
         """Return which of a file's `count` row groups may contain a needed row."""
         tests: dict[str, Callable[[Any, Any], bool]] = {
             "series": self._may_match_series,
-            "sequence": lambda low, high: _overlaps(self.sequences, low, high),
-            "timestamp": lambda low, high: _overlaps(self.times, low, high),
-            "commit": lambda low, high: _overlaps(self.commits, low, high),
+            **{name: functools.partial(_overlaps, bounds) for name, bounds in self._bounds.items()},
         }
         groups = list(range(count))
         for name in self.columns:
@@ -292,9 +307,9 @@ class RowFilter:
         """Return whether a row group may have a needed event of any of its series."""
         if series is None or sequence is None:
             return True
-        return self.reaches(*series, sequence[1])
+        return self._reaches(*series, sequence[1])
 
-    def reaches(self, first: str, last: str, sequence: int) -> bool:
+    def _reaches(self, first: str, last: str, sequence: int) -> bool:
         """Return whether any series from `first` to `last` needs events up to `sequence`."""
         assert self.names is not None
         assert self.lows is not None
@@ -325,11 +340,7 @@ class RowFilter:
             needed &= flag_names(within["series"], lambda names: pc.is_in(names, requested))
         if self.keys != ALL_KEYS:
             needed &= self.keys.contains(within["series"], to_int64(within["sequence"]))
-        for name, (low, high) in (
-            ("sequence", self.sequences),
-            ("timestamp", self.times),
-            ("commit", self.commits),
-        ):
+        for name, (low, high) in self._bounds.items():
             if (low, high) != ANY_VALUE:
                 values = to_int64(within[name])
                 needed &= values >= low
@@ -859,18 +870,18 @@ def base_fields(names: Sequence[str]) -> pa.Schema:
 
 def read_rows(
     location: Location,
-    data: Iterable[DataFile],
+    files: Iterable[DataFile],
     schema: pa.Schema,
     row_filter: RowFilter,
     expression: pc.Expression | None = None,
 ) -> pa.Table:
     """Return the rows that pass `row_filter` and `expression`; see `read_files`.
 
-    `schema` includes the columns that `expression` tests. Files out of the filter's range of keys
-    are not opened.
+    `schema` includes the columns that `expression` tests. Files with bounds outside the filter are
+    not opened.
     """
-    touched = [file for file in data if row_filter.keys.overlaps(file.first, file.last)]
-    rows = read_files(location, touched, schema, row_filter)
+    matching = [file for file in files if row_filter.may_match_file(file)]
+    rows = read_files(location, matching, schema, row_filter)
     return rows if expression is None else rows.filter(expression)
 
 
@@ -882,7 +893,8 @@ def scan_file(
     expression: pc.Expression | None = None,
 ) -> Iterator[pa.Table]:
     """Yield what `read_rows` returns for one file, in tables that are not empty."""
-    for rows in stream_file(location, file, schema, row_filter):
-        matching = rows if expression is None else rows.filter(expression)
-        if matching.num_rows:
-            yield matching
+    if row_filter.may_match_file(file):
+        for rows in stream_file(location, file, schema, row_filter):
+            matching = rows if expression is None else rows.filter(expression)
+            if matching.num_rows:
+                yield matching

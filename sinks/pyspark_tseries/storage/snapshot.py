@@ -371,6 +371,16 @@ class Snapshot:
         return MIN_NUMBER, MAX_NUMBER if self.as_of is None else self.as_of
 
     @property
+    def original_files(self) -> list[DataFile]:
+        """The files of originals."""
+        return [file for file in self.files if file.kind != "edit"]
+
+    @property
+    def edit_files(self) -> list[DataFile]:
+        """The files of edits."""
+        return [file for file in self.files if file.kind == "edit"]
+
+    @property
     def has_erasures(self) -> bool:
         """True if events of the store may be erased."""
         return self.metadata.erasure is not None
@@ -403,8 +413,7 @@ class Snapshot:
         """Compute the index from the rows up to then, and the floors of the index `now`."""
         names = None if series is None else sorted(set(series))
         row_filter = RowFilter(names, keys, commits=self.commits)
-        data = [file for file in self.files if keys.overlaps(file.first, file.last)]
-        states, _ = scan_state(self.location, data, row_filter)
+        states, _ = scan_state(self.location, self.files, row_filter)
         floors = min_retained_table(now)
         if floors is not None:
             floors = floors.filter(pc.is_in(floors["series"], states["series"].combine_chunks()))

@@ -224,21 +224,12 @@ def find_originals(
 ) -> EditTargets:
     """Return the originals in `files` that edits name by `series` and `sequence`, without nulls.
 
-    Open only the files of originals with overlapping bounds of series and sequences, and read only
-    the row groups that may have one.
+    Open only the files, and read only the row groups, that may have one by their bounds.
     """
     names, codes = encode_values(series)
     sequences = sequence.to_numpy(zero_copy_only=False)
     distinct, bounds = names.to_pylist(), (int(sequences.min()), int(sequences.max()))
-    data = [
-        file
-        for file in files
-        if file.kind == "event"
-        and file.max_sequence >= bounds[0]
-        and file.min_sequence <= bounds[1]
-        and file.first <= distinct[-1]
-        and file.last >= distinct[0]
-    ]
+    data = [file for file in files if file.kind == "event"]
     row_filter = RowFilter(distinct, sequences=bounds)
     is_named = pc.field("sequence").isin(pa.array(np.unique(sequences)))
     originals = read_rows(location, data, base_fields(EVENT_NAMES), row_filter, is_named)
