@@ -89,15 +89,15 @@ class _EventBatch:
     position_after: Callable[[int], Position]
 
 
-class _Place(NamedTuple):
-    """A place in a batch, after the events that were delivered."""
+class _Progress(NamedTuple):
+    """A batch, and how many of its events were delivered."""
 
     batch: _EventBatch
     delivered: int
 
     @property
     def position(self) -> Position:
-        """The position there."""
+        """The position after the delivered events."""
         return self.batch.position_after(self.delivered)
 
 
@@ -154,7 +154,7 @@ class Follower:
         self._closed = threading.Event()
         self._ready: deque[Event] = deque()
         # Replaced as a whole, so that `position` needs no lock.
-        self._place = _Place(_empty_batch(saved), 0)
+        self._progress = _Progress(_empty_batch(saved), 0)
         self._is_drained = False
         begin_in_forks(self)
 
@@ -175,16 +175,16 @@ class Follower:
     @property
     def position(self) -> str:
         """The position after the last event, as JSON; `follow(position=...)` goes on there."""
-        place = self._place
+        progress = self._progress
         with explained_failures(self._location):
-            position = self._subscription.with_commit_id(place.position, place.batch.end)
+            position = self._subscription.with_commit_id(progress.position, progress.batch.end)
         saved = {"version": _VERSION, **self._request, "position": position.to_json()}
         return json.dumps(saved, ensure_ascii=False)
 
     @property
     def missed(self) -> int:
         """The number of events that compaction removed before they were given (semantics 23.4)."""
-        return self._place.position.missed
+        return self._progress.position.missed
 
     def close(self) -> None:
         """End the iteration, even of a thread that waits; no further events are delivered."""
@@ -235,7 +235,7 @@ class Follower:
 
     def __repr__(self) -> str:
         """Name the store and the last commit whose events were all given."""
-        return f"Follower('{self._location.root}', commit {self._place.position.commit})"
+        return f"Follower('{self._location.root}', commit {self._progress.position.commit})"
 
     def _find_deadline(self) -> float | None:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
@@ -246,15 +246,15 @@ class Follower:
 
     def _take(self) -> Any:
         event = self._ready.popleft()
-        batch, delivered = self._place
-        self._place = _Place(batch, delivered + 1)
+        batch, delivered = self._progress
+        self._progress = _Progress(batch, delivered + 1)
         return (event.series, event.value) if self._gives_values else event
 
     def _read_more(self) -> bool:
         """Make new events of the store ready; return whether there are any."""
         with self._lock, explained_failures(self._location):
             while not self._ready and not self._closed.is_set():
-                batch, delivered = self._place
+                batch, delivered = self._progress
                 if delivered < batch.table.num_rows:
                     self._ready.extend(self._decode(batch.table.slice(delivered, ROWS_AT_ONCE)))
                     break
@@ -266,7 +266,7 @@ class Follower:
                     tasks = self._subscription.plan_tasks(batch.end, end)
                     table = read_in_order(tasks, self._values)
                     position_of = find_positions(batch.end, end, table)
-                    self._place = _Place(_EventBatch(end, table, position_of), 0)
+                    self._progress = _Progress(_EventBatch(end, table, position_of), 0)
         return bool(self._ready)
 
     def _decode(self, rows: pa.Table) -> tuple[Event, ...]:

@@ -97,10 +97,11 @@ def _run_query(scope: Scope, query: Query, folding: Folding) -> pa.Table:
     """Return the events of a query, each at the sequence of its original."""
     columns = dict.fromkeys([*folding.columns, "sequence", "original_sequence"])
     rows = run_query(scope, query, columns=list(columns)).table
-    return _place_at_originals(rows)
+    return _number_as_originals(rows)
 
 
-def _place_at_originals(rows: pa.Table) -> pa.Table:
+def _number_as_originals(rows: pa.Table) -> pa.Table:
+    """Return rows in which an edit has the sequence of its original."""
     sequence = originals_of(rows)
     return rows.set_column(rows.column_names.index("sequence"), "sequence", sequence)
 
@@ -136,7 +137,7 @@ class _LatestEdits:
         names, begins = find_runs_of(edits["series"])
         ends = np.append(begins[1:], len(self._sequence)).tolist()
         ranges = zip(begins.tolist(), ends, strict=False)
-        self._places = dict(zip(names.to_pylist(), ranges, strict=False))
+        self._ranges = dict(zip(names.to_pylist(), ranges, strict=False))
 
     def __bool__(self) -> bool:
         return len(self._sequence) > 0
@@ -147,8 +148,8 @@ class _LatestEdits:
         names, begins = find_runs_of(rows["series"])
         sequence, ends = to_int64(rows["sequence"]), np.append(begins[1:], rows.num_rows)
         for name, begin, end in zip(names.to_pylist(), begins.tolist(), ends.tolist(), strict=True):
-            if name in self._places:
-                first, last = self._places[name]
+            if name in self._ranges:
+                first, last = self._ranges[name]
                 originals = self._sequence[first:last]
                 nearest = np.minimum(
                     np.searchsorted(originals, sequence[begin:end]), len(originals) - 1
@@ -164,7 +165,7 @@ class _LatestEdits:
 
 
 def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
-    """Return the latest edit of each original in the ranges, at its place and sorted by it."""
+    """Return the latest edit of each original in the ranges, numbered as it and sorted by it."""
     of_original = ["original_sequence", "original_timestamp"]
     edits = scan.read_edits(list(dict.fromkeys([*columns, "sequence", *of_original])))
     names, codes = encode_runs(edits["series"])
@@ -175,7 +176,7 @@ def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
     latest = take_latest_edits(edits.filter(pa.array(is_shown)))
     time_column = latest.column_names.index("timestamp")
     latest = latest.set_column(time_column, "timestamp", latest["original_timestamp"])
-    return _place_at_originals(latest)
+    return _number_as_originals(latest)
 
 
 def gaps(scope: Scope, query: Query, longer_than_us: int) -> pa.Table:

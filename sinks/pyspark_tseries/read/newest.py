@@ -6,7 +6,8 @@ Sometimes this low may miss an event: an old index has no counts, and an erased 
 future stays in the range of times for ever. Then, and for the newest events up to a time, the
 sequences of originals are read first, in bounded memory, and then the rows.
 
-For each series the result has the rows of the newest *places*; a place is an original's sequence.
+For each series the result has the rows of its newest originals; a row with an edit belongs to the
+original that it overrides.
 """
 
 import dataclasses
@@ -141,7 +142,7 @@ class NewestRows:
     """The newest rows of some series, as a `values` query shows them.
 
     Attributes:
-        table: the rows, sorted by series and place.
+        table: the rows, sorted by series and original.
         starts: where the rows of each series begin, and the end of the last one.
     """
 
@@ -149,8 +150,8 @@ class NewestRows:
     starts: Int64Array
 
     @lazy
-    def places(self) -> Int64Array:
-        """The place of each row."""
+    def originals(self) -> Int64Array:
+        """The sequence of each row's original."""
         return to_int64(originals_of(self.table))
 
     @lazy
@@ -314,25 +315,27 @@ def _pick_newest(
     count: int,
     earlier_rows: NewestRows | None = None,
 ) -> NewestRows:
-    """Return the newest `count` places of each series among `rows` and `earlier_rows`."""
+    """Return the newest `count` originals of each series among `rows` and `earlier_rows`."""
     oldest, oldest_us = retained
-    codes, row_places = _find_codes(rows, series.names), to_int64(originals_of(rows))
+    codes, row_originals = _find_codes(rows, series.names), to_int64(originals_of(rows))
     us = to_int64(rows["timestamp"])
-    visible = (row_places >= oldest[codes]) & (us >= oldest_us[codes])
-    is_place = visible & rows["original_sequence"].is_null().to_numpy()
+    visible = (row_originals >= oldest[codes]) & (us >= oldest_us[codes])
+    is_original = visible & rows["original_sequence"].is_null().to_numpy()
     if earlier_rows is not None and earlier_rows.table.num_rows:
         rows = pa.concat_tables([earlier_rows.table, rows])
         codes = np.concatenate([earlier_rows.codes, codes])
-        row_places = np.concatenate([earlier_rows.places, row_places])
-        is_place = np.concatenate([np.ones(earlier_rows.table.num_rows, bool), is_place])
+        row_originals = np.concatenate([earlier_rows.originals, row_originals])
+        is_original = np.concatenate([np.ones(earlier_rows.table.num_rows, bool), is_original])
     sequence = to_int64(rows["sequence"])
-    order = np.lexsort((sequence, row_places, codes))
-    ordered_codes, ordered_places = codes[order], row_places[order]
-    firsts, run_sizes = find_number_runs(ordered_codes, ordered_places)
-    # An edit has no place here if its original is hidden, or older than the newest ones.
-    has_place = np.maximum.reduceat(is_place[order], firsts) if len(firsts) else np.empty(0, bool)
-    lasts = (firsts + run_sizes - 1)[has_place]
-    # Such as the places 1 1 2 of series 0 (an original and its edit, another original) and 5 of
+    order = np.lexsort((sequence, row_originals, codes))
+    ordered_codes, ordered_originals = codes[order], row_originals[order]
+    firsts, run_sizes = find_number_runs(ordered_codes, ordered_originals)
+    # An edit is left out if its original is hidden, or older than the newest ones.
+    has_original = (
+        np.maximum.reduceat(is_original[order], firsts) if len(firsts) else np.empty(0, bool)
+    )
+    lasts = (firsts + run_sizes - 1)[has_original]
+    # Such as the originals 1 1 2 of series 0 (an event and its edit, another event) and 5 of
     # series 1: `firsts` is 0 2 3, `lasts` is 1 2 3, and for a count of 1 the newest are 2 and 3.
     newest_lasts = lasts[flag_last(ordered_codes[lasts], count)]
     sizes = np.bincount(ordered_codes[newest_lasts], minlength=len(series))

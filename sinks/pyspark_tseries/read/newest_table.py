@@ -402,7 +402,7 @@ class _Question:
         codes, is_kept = rows.codes, np.ones(rows.table.num_rows, bool)
         if hides:
             oldest, oldest_us = series.retained(self.snapshot)
-            is_kept &= (rows.places >= oldest[codes]) & (rows.us >= oldest_us[codes])
+            is_kept &= (rows.originals >= oldest[codes]) & (rows.us >= oldest_us[codes])
         if self.at_us is not None:
             is_kept &= rows.us <= self.at_us
         inside = np.flatnonzero(is_kept)

@@ -231,7 +231,9 @@ def test_a_follower_that_catches_up_reads_few_batches(store, monkeypatch):
     follower = follow(store)
     for _ in range(4):
         store.append_many([{"series": f"s{n % 7}", "x": n} for n in range(50)])
-    sizes = {id(follower._place.batch): follower._place.batch.table.num_rows for _ in follower}
+    sizes = {
+        id(follower._progress.batch): follower._progress.batch.table.num_rows for _ in follower
+    }
     assert list(sizes.values()) == [10, 190]
 
 
@@ -267,7 +269,7 @@ def test_follower_far_behind_holds_few_events(store, monkeypatch):
     monkeypatch.setattr(following, "CATCH_UP_BYTES", 1)
     follower = follow(store)
     store.append_many([{"series": f"s{n % 7}", "x": n} for n in range(35)])
-    held = [follower._place.batch.table.num_rows for _ in follower]
+    held = [follower._progress.batch.table.num_rows for _ in follower]
     assert (len(held), max(held)) == (35, 10)
 
 
