@@ -154,25 +154,22 @@ def merge_windows(
 
     A null is a result without values, and changes nothing.
     """
-    rules = {
-        **{n: how for n, how in merges.items() if isinstance(how, str)},
-        ROWS: "sum",
-        _ROW: "list",
-    }
-    numbered = _number(windows.select([*keys, *(name for name in rules if name != _ROW)]), _ROW)
+    rules = {name: how for name, how in merges.items() if isinstance(how, str)} | {ROWS: "sum"}
+    functions = {name: how for name, how in merges.items() if callable(how)}
+    numbered = _number(windows.select([*keys, *rules]), _ROW)
+    if functions:
+        rules[_ROW] = "list"
     grouped = numbered.group_by(list(keys), use_threads=False).aggregate(list(rules.items()))
     # A key may be called like a result with its rule, such as `rides_sum`.
     grouped = grouped.rename_columns([*keys, *rules])
+    rows_of_windows = grouped[_ROW].to_pylist() if functions else []
     columns = {key: grouped[key] for key in keys}
     for name in windows.column_names:
-        how = rules.get(name) or merges.get(name)
-        if isinstance(how, str):
+        if name in rules:
             columns[name] = grouped[name].cast(windows[name].type)
-        elif how is not None:
-            values = windows[name].to_pylist()
-            folded = [
-                _fold([values[row] for row in rows], how) for rows in grouped[_ROW].to_pylist()
-            ]
+        elif name in functions:
+            values, how = windows[name].to_pylist(), functions[name]
+            folded = [_fold([values[row] for row in rows], how) for rows in rows_of_windows]
             columns[name] = pa.chunked_array([pa.array(folded, windows[name].type)])
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
@@ -185,11 +182,11 @@ def _number(table: pa.Table, name: str) -> pa.Table:
 
 def _join(left: pa.Table, right: pa.Table, keys: list[str], how: str = "left outer") -> pa.Table:
     """Join two tables by `keys`; `right` has no structs, lists and maps, which Arrow joins not."""
-    found = _number(left.select(keys), _LEFT).join(right, keys, join_type=how)
-    joined = left.take(found[_LEFT])
-    for name in found.column_names:
+    matches = _number(left.select(keys), _LEFT).join(right, keys, join_type=how)
+    joined = left.take(matches[_LEFT])
+    for name in matches.column_names:
         if name not in (*keys, _LEFT):
-            joined = joined.append_column(name, found[name])
+            joined = joined.append_column(name, matches[name])
     return joined
 
 
