@@ -60,7 +60,6 @@ from pyspark_tseries.storage.data_files import (
     checksum_placeholder,
     compute_stats,
     cut_groups,
-    rows_for_bytes,
     seal_file,
     write_events,
     writer_options,
@@ -554,11 +553,6 @@ class WriteResult:
     counts: Counts
 
 
-def _group_rows(rows: pa.Table) -> int:
-    """Return how many rows like these a row group has."""
-    return rows_for_bytes(rows, MAX_GROUP_BYTES, ROWS_PER_GROUP)
-
-
 def write_sorted(
     location: Location, path: str, tables: Iterable[pa.Table], index: SeriesIndex, rules: WriteRules
 ) -> WriteResult:
@@ -659,28 +653,28 @@ class EventFile:
         self._stats = self._stats.extended_with(stats) if self._stats else stats
         schema = event_schema(_value_fields(events))
         self._held.append(events.cast(pa.schema([f.with_nullable(True) for f in schema])))
-        rows = sum(table.num_rows for table in self._held)
-        group_rows = _group_rows(events)
-        if rows >= group_rows:  # Write whole row groups, and hold the remaining rows.
-            self._write(rows // group_rows * group_rows, group_rows)
+        # The last row group may still grow.
+        *groups, last_group = self._cut_held()
+        self._held = [last_group]
+        self._write(groups)
 
-    def _write(self, rows: int, group_rows: int) -> None:
-        events = pa.concat_tables(self._held)
-        if self._writer is None:
-            self._sink = self.location.write(self.location.file(self.path))
-            self._writer = pq.ParquetWriter(
-                self._sink, events.schema, metadata_collector=self._footer, **self._options
-            )
-        for group in cut_groups(events.slice(0, rows), group_rows, MAX_GROUP_BYTES):
-            self._writer.write_table(group, row_group_size=group_rows)
+    def _cut_held(self) -> list[pa.Table]:
+        return cut_groups(pa.concat_tables(self._held), ROWS_PER_GROUP, MAX_GROUP_BYTES)
+
+    def _write(self, groups: Sequence[pa.Table]) -> None:
+        for group in groups:
+            if self._writer is None:
+                self._sink = self.location.write(self.location.file(self.path))
+                self._writer = pq.ParquetWriter(
+                    self._sink, group.schema, metadata_collector=self._footer, **self._options
+                )
+            self._writer.write_table(group, row_group_size=ROWS_PER_GROUP)
             self._groups += 1
-        self._held = [events.slice(rows)] if events.num_rows > rows else []
 
     def close(self) -> WrittenFile | None:
         """Complete the file; return None, and write no file, if there were no events."""
         if self._held:
-            rows = sum(table.num_rows for table in self._held)
-            self._write(rows, max(rows, 1))
+            self._write(self._cut_held())
         if self._sink is None or self._writer is None or self._stats is None:
             return None
         if self.location.is_local:

@@ -309,7 +309,7 @@ def test_the_first_error_of_a_batch_is_raised_though_closing_its_file_fails(loca
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(numbering, "_group_rows", lambda _: 1)
+    monkeypatch.setattr(numbering, "ROWS_PER_GROUP", 1)
     monkeypatch.setattr(pq.ParquetWriter, "close", full)
     monkeypatch.setattr(pq.ParquetWriter, "__del__", lambda _: None)
     with pytest.raises(UpdateFailed, match="the first error"):
