@@ -51,6 +51,7 @@ from pyspark_tseries.client.viewer import (
     StoreFacts,
     StoreViewer,
     parse_width,
+    read_row,
 )
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan
@@ -201,10 +202,9 @@ def _render_plan(plan: MaintenancePlan | None, description: Mapping[str, Any]) -
 def render_list(listed: SeriesList, request: PageRequest, zone: str | None) -> str:
     """Return the section of the series that were found."""
     rows = "".join(
-        _render_series({name: listed.rows[name][row] for name in listed.rows.column_names}, row,
-            request, zone)
+        _render_series(read_row(listed.rows, row), row, request, zone)
         for row in range(len(listed.rows))
-    )  # fmt: skip
+    )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("series", "events", "newest"))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
     pages = []
@@ -354,7 +354,7 @@ def _render_events(
         return "<p>No event is in the retained range.</p>"
     rows = []
     for row in reversed(range(len(drawn.events))):
-        cells = {name: drawn.events[name][row] for name in drawn.events.column_names}
+        cells = read_row(drawn.events, row)
         original = cells["original_sequence"].as_py()
         sequence = cells["sequence"].as_py() if original is None else original
         mark = "" if original is None else " edited"
@@ -394,7 +394,7 @@ def render_event(
     """Return the section of an event: who wrote and edited it, when and what."""
     rows = []
     for row in range(len(versions)):
-        cells = {name: versions[name][row] for name in versions.column_names}
+        cells = read_row(versions, row)
         erased = ""
         if cells["erased_by"].is_valid or cells["erased_at"].is_valid:
             by, because = (

@@ -602,11 +602,11 @@ def check_columns(store: Store, requested: list[pa.Field]) -> None:
     """Raise IncompatibleValue if a store lacks a requested column, or has it as a narrower type."""
     stored = {field.name.lower(): field for field in store.values}
     for field in requested:
-        found = stored.get(field.name.lower())
-        if found is None or not fits(field.type, found.type):
-            accepted = ", ".join(f"{each.name} {type_name(each.type)}" for each in store.values)
+        column = stored.get(field.name.lower())
+        if column is None or not fits(field.type, column.type):
+            accepted = ", ".join(f"{value.name} {type_name(value.type)}" for value in store.values)
             next_step = "add the column with add_columns"
-            if found is not None and fits(found.type, field.type):
+            if column is not None and fits(column.type, field.type):
                 next_step = "make it wider with widen_columns"
             raise IncompatibleValue(
                 f"the store at '{store.root}' has no column '{field.name}' "

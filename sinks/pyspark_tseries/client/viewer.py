@@ -311,7 +311,7 @@ class StoreViewer:
         listed = view.list_series(parse_choice(request.series))
         values = view.snapshot.values
         columns = tuple(field.name for field in values if is_drawn(field.type))
-        row = _read_row(listed, 0) if len(listed) else None
+        row = read_row(listed, 0) if len(listed) else None
         query, bucket_us = RangeQuery(open_view=lambda: view), None
         events = query.from_last(MAX_EVENTS).select_from(request.series).table
         result: QueryResult | BucketResult | None = None
@@ -384,13 +384,14 @@ def _list_edits(table: pa.Table) -> tuple[list[tuple[Cells, Cells | None]], int]
             edit_rows.append((row, before.get(original[row])))
         before[original[row]] = row
     newest = [
-        (_read_row(table, row), None if old is None else _read_row(table, old))
+        (read_row(table, row), None if old is None else read_row(table, old))
         for row, old in edit_rows[: -MAX_EDITS - 1 : -1]
     ]
     return newest, len(edit_rows) - len(newest)
 
 
-def _read_row(table: pa.Table, row: int) -> Cells:
+def read_row(table: pa.Table, row: int) -> Cells:
+    """Return a row of a table."""
     return {name: table[name][row] for name in table.column_names}
 
 

@@ -28,7 +28,7 @@ from pyspark_tseries.errors import (
     TseriesError,
 )
 from pyspark_tseries.maintain.compactor import Merge
-from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
+from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, is_valid_text
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import is_whole_number
@@ -449,13 +449,10 @@ class _ErasureCommit(Revision):
         # Taking null positions gives nulls of any type, nested ones as well.
         positions = pa.array(np.arange(rows.num_rows), mask=is_erased)
         for i, column in enumerate(rows.schema):
-            if column.name == ERASURE_FIELD.name:
-                ids = np.where(is_erased, self._id, np.array(rows[i].to_pylist(), object))
-                rows = rows.set_column(i, ERASURE_FIELD, pa.array(ids, pa.string()))
-            elif column.name not in BASE_SCHEMA.names:
+            if column.name not in BASE_SCHEMA.names:
                 erased = rows[i].combine_chunks().take(positions)
                 rows = rows.set_column(i, column.with_nullable(True), erased)
-        return rows
+        return _mark_erased(rows, is_erased, self._id)
 
     def discard_unused(self) -> None:
         """Remove the files of attempts that are not in the store."""
@@ -466,6 +463,13 @@ class _ErasureCommit(Revision):
             paths = (file.path for files in self._rewritten.values() for file in files)
             unused = [path for path in paths if path not in live]
             self._location.discard(map(self._location.file, unused))
+
+
+def _mark_erased(rows: pa.Table, is_erased: BoolArray, erasure_id: str) -> pa.Table:
+    """Return `rows` with the id of the erasure in those that are erased."""
+    column = rows.schema.get_field_index(ERASURE_FIELD.name)
+    ids = np.where(is_erased, erasure_id, np.array(rows[column].to_pylist(), object))
+    return rows.set_column(column, ERASURE_FIELD, pa.array(ids, pa.string()))
 
 
 def find_last_gap(stored: Int64Array, last_number: int) -> int:
@@ -501,9 +505,7 @@ class _StoredSeries:
             if is_erased.any():
                 self.holders.append(file)
                 erased += to_int64(rows["sequence"])[is_erased].tolist()
-                column = rows.schema.get_field_index(ERASURE_FIELD.name)
-                ids = np.where(is_erased, erasure_id, np.array(rows[column].to_pylist(), object))
-                rows = rows.set_column(column, ERASURE_FIELD, pa.array(ids, pa.string()))
+                rows = _mark_erased(rows, is_erased, erasure_id)
             tables.append(rows.cast(tables[0].schema))
         self._rows = pa.concat_tables(tables)
         self.erased = tuple(sorted(erased))

@@ -487,7 +487,9 @@ def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
     if change is not None:
         sound = _list_files_at(store.location, change.sound)
         present = {
-            path for path in change.missing if path in sound and _is_there(sound[path], store)
+            path
+            for path in change.missing
+            if path in sound and store.location.has(store.location.file(path), sound[path].size)
         }
         again = [sound[path] for path in change.missing if path in present]
         gone = [path for path in change.missing if path not in present]
@@ -503,13 +505,6 @@ def _list_files_at(location: Location, version: int) -> dict[str, DataFile]:
         return {}
     files = data_files(location, pa.table(table.get_add_actions(flatten=True)))
     return {file.path: file for file in files}
-
-
-def _is_there(file: DataFile, store: Store) -> bool:
-    try:
-        return store.location.size(store.location.file(file.path)) == file.size
-    except FileNotFoundError:
-        return False
 
 
 def revert_changes(store: Store, revert: Revert, copies: Sequence[tuple[str, str]]) -> None:

@@ -12,6 +12,7 @@ A new field of a struct needs no copies, except inside a map: every reader reads
 import contextlib
 import dataclasses
 import math
+import operator
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -199,12 +200,14 @@ class _Widening(Revision):
         """Return the files with a column that not every reader reads as its new type."""
         for file in snapshot.files:
             if file.path not in self._is_narrow:
-                self._is_narrow[file.path] = not self._is_wide(load_footer(self._location, file))
+                footer = load_footer(self._location, file)
+                self._is_narrow[file.path] = not self._has_types(footer, is_readable_as)
         return [file for file in snapshot.files if self._is_narrow[file.path]]
 
-    def _is_wide(self, footer: Footer) -> bool:
+    def _has_types(self, footer: Footer, fits: Callable[[pa.DataType, pa.DataType], bool]) -> bool:
+        """Return whether the type of each column that changes `fits` its new type."""
         return all(
-            is_readable_as(value_type(field), self._types[field.name])
+            fits(value_type(field), self._types[field.name])
             for field in footer.metadata.schema.to_arrow_schema()
             if field.name in self._types
         )
@@ -225,15 +228,10 @@ class _Widening(Revision):
 
     def _has_copy(self, file: DataFile) -> bool:
         """Return whether there is a copy; maintenance removes copies after a day."""
-        copies = self._copies.get(file.path)
-        if copies is None:
-            return False
-        try:
-            return all(
-                self._location.size(self._location.file(copy.path)) == copy.size for copy in copies
-            )
-        except FileNotFoundError:
-            return False
+        location, copies = self._location, self._copies.get(file.path)
+        return copies is not None and all(
+            location.has(location.file(copy.path), copy.size) for copy in copies
+        )
 
     def _copy(self, snapshot: Snapshot, file: DataFile) -> None:
         """Write the copy of a file; copies of one file group are a group as well."""
@@ -279,7 +277,7 @@ class _Widening(Revision):
             with self._location.read(full) as source:
                 footer = Footer(*read_footer(source, size))
                 original = (footer.metadata.metadata or {}).get(_COPY_OF.encode())
-                if original is None or not self._is_copy(footer):
+                if original is None or not self._has_types(footer, operator.eq):
                     return None
                 every = range(footer.groups), sorted(footer.names)
                 for offset, length, crc in footer.chunks(*every):
@@ -289,11 +287,3 @@ class _Widening(Revision):
             return None
         stats = read_bounds(self._location, path, size)[0]
         return original.decode(), WrittenFile(path, size, stats), footer.metadata.num_rows
-
-    def _is_copy(self, footer: Footer) -> bool:
-        """Return whether a copy has just the new types."""
-        return all(
-            value_type(field) == self._types[field.name]
-            for field in footer.metadata.schema.to_arrow_schema()
-            if field.name in self._types
-        )

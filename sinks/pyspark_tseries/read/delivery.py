@@ -300,11 +300,11 @@ def _next_key(key: tuple[str, int]) -> tuple[str, int]:
 
 def read_delivery(task: Delivery) -> Iterator[pa.RecordBatch]:
     """Yield the task's events, sorted by (series, sequence), with the columns of a query."""
-    chosen = _read_initial(task) if task.start.initial else _read_live(task)
-    if not chosen.num_rows:
+    rows = _read_events(task)
+    if not rows.num_rows:
         return
-    _, codes = encode_runs(chosen["series"])
-    rows = chosen.take(pa.array(sort_keys(codes, to_int64(chosen["sequence"]))))
+    _, codes = encode_runs(rows["series"])
+    rows = rows.take(pa.array(sort_keys(codes, to_int64(rows["sequence"]))))
     schema = result_schema(task.values)
     result = show_columns(rows, schema.names, at_originals=False)
     yield from result.cast(schema).combine_chunks().to_batches(MAX_ROWS_PER_BATCH)
@@ -318,7 +318,7 @@ def read_in_order(tasks: Sequence[Delivery], values: Sequence[pa.Field]) -> pa.T
     schema = result_schema(values).append(pa.field("commit", pa.int64()))
     tables = []
     for task in tasks:
-        rows = _read_initial(task) if task.start.initial else _read_live(task)
+        rows = _read_events(task)
         if rows.num_rows:
             tables.append(show_columns(rows, schema.names, at_originals=False).cast(schema))
     if not tables:
@@ -329,6 +329,10 @@ def read_in_order(tasks: Sequence[Delivery], values: Sequence[pa.Field]) -> pa.T
     if not tasks[0].start.initial:
         keys.append(to_int64(rows["commit"]))
     return rows.take(pa.array(np.lexsort(keys))).combine_chunks()
+
+
+def _read_events(task: Delivery) -> pa.Table:
+    return _read_initial(task) if task.start.initial else _read_live(task)
 
 
 def _read_live(task: Delivery) -> pa.Table:

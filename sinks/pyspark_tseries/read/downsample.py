@@ -57,6 +57,7 @@ from pyspark_tseries.read.states import (
     States,
     parts_of,
     round_sums,
+    states_of,
     unify,
 )
 
@@ -171,8 +172,7 @@ def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
     names, codes = encode_runs(edits["series"])
     bounds = ranges.of(names.to_pylist())
     sequence, us = (to_int64(edits[name]) for name in of_original)
-    is_shown = (sequence >= bounds.min_sequence[codes]) & (sequence <= bounds.max_sequence[codes])
-    is_shown &= (us >= bounds.min_us[codes]) & (us <= bounds.max_us[codes])
+    is_shown = bounds.flag_sequences(codes, sequence) & bounds.flag_times(codes, us)
     latest = take_latest_edits(edits.filter(pa.array(is_shown)))
     time_column = latest.column_names.index("timestamp")
     latest = latest.set_column(time_column, "timestamp", latest["original_timestamp"])
@@ -263,11 +263,7 @@ def _aggregate_column(
 ) -> pa.Array:
     if aggregate.column == ALL_EVENTS:
         return table["count"].combine_chunks()
-    state = {
-        name.removeprefix(f"{aggregate.column} "): table[name].combine_chunks()
-        for name in table.column_names
-        if name.startswith(f"{aggregate.column} ")
-    }
+    state = states_of(table, aggregate.column)
     if aggregate.function in ("sum", "mean"):
         return _finish_sum(state, aggregate, data_type)
     if aggregate.function == "time_weighted_mean":

@@ -432,8 +432,7 @@ class Ranges:
             return rows
         names, codes = encode_runs(rows["series"])
         bounds, us = self.of(names.to_pylist()), to_int64(rows["timestamp"])
-        is_shown = self.flag_sequences(rows)
-        is_shown &= (us >= bounds.min_us[codes]) & (us <= bounds.max_us[codes])
+        is_shown = self.flag_sequences(rows) & bounds.flag_times(codes, us)
         return rows if is_shown.all() else rows.filter(pa.array(is_shown))
 
     def times(self, names: pa.Array) -> tuple[Int64Array, Int64Array]:
@@ -449,11 +448,7 @@ class Ranges:
         if not self.has_sequences:
             return np.ones(rows.num_rows, bool)
         names, codes = encode_runs(rows["series"])
-        bounds, sequence = self.of(names.to_pylist()), to_int64(rows["sequence"])
-        flags: BoolArray = (sequence >= bounds.min_sequence[codes]) & (
-            sequence <= bounds.max_sequence[codes]
-        )
-        return flags
+        return self.of(names.to_pylist()).flag_sequences(codes, to_int64(rows["sequence"]))
 
 
 def sample_series(

@@ -56,6 +56,17 @@ class Bounds:
     min_us: Int64Array
     max_us: Int64Array
 
+    def flag_sequences(self, codes: Int64Array, sequence: Int64Array) -> BoolArray:
+        """Flag the events, of series by their positions `codes`, with a sequence inside."""
+        flags: BoolArray = sequence >= self.min_sequence[codes]
+        flags &= sequence <= self.max_sequence[codes]
+        return flags
+
+    def flag_times(self, codes: Int64Array, us: Int64Array) -> BoolArray:
+        """Flag the events, of series by their positions `codes`, with a timestamp inside."""
+        flags: BoolArray = (us >= self.min_us[codes]) & (us <= self.max_us[codes])
+        return flags
+
     def over(self, begin: int, end: int) -> tuple[int, int, int, int] | None:
         """Return joint bounds of the series from `begin` to `end` (exclusive); None for none."""
         if begin >= end:

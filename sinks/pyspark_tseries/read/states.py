@@ -265,12 +265,7 @@ class Folding:
         columns = {name: table[name].take(at_first) for name in ("group", "start")}
         columns["count"] = pa.array(_add(table["count"], runs))
         for name, states in self._states.items():
-            state_columns = {
-                column.removeprefix(f"{name} "): to_array(table[column])
-                for column in table.column_names
-                if column.startswith(f"{name} ")
-            }
-            merged = _merge_values(state_columns, states, runs)
+            merged = _merge_values(states_of(table, name), states, runs)
             columns |= {f"{name} {state}": column for state, column in merged.items()}
         return pa.table(columns)
 
@@ -493,6 +488,16 @@ def _merge_sum(state_columns: dict[str, pa.Array], runs: Runs) -> dict[str, Any]
         return {"high": high + (low >> _HALF), "low": low & _LOW_HALF}
     sum_parts = add_parts(parts_of(state_columns), runs.first, runs.sizes)
     return {f"part {name}": sums for name, sums in sum_parts.items()}
+
+
+def states_of(table: pa.Table, name: str) -> dict[str, pa.Array]:
+    """Return the states of the value column `name` among the columns of `States.table`."""
+    prefix = f"{name} "
+    return {
+        column.removeprefix(prefix): to_array(table[column])
+        for column in table.column_names
+        if column.startswith(prefix)
+    }
 
 
 def parts_of(state_columns: Mapping[str, pa.Array]) -> Parts:

@@ -555,6 +555,13 @@ class Location:
             return None
         return None if identity is None else identity[1] // 1000
 
+    def has(self, path: str, size: int) -> bool:
+        """Return whether there is a file of this size."""
+        try:
+            return self.size(path) == size
+        except FileNotFoundError:
+            return False
+
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files; ignore missing ones."""
         remove = os.remove if self.is_local else self.filesystem.delete_file
