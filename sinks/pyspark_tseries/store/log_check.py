@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -173,7 +173,26 @@ def unchecked_entries(
         entries.append(entry)
         checked = max(checked, entry.checked)
         version -= 1
-    return entries[::-1], gone
+    return [_find_doubled_rows(location, entry) for entry in reversed(entries)], gone
+
+
+def _find_doubled_rows(location: Location, entry: Entry) -> Entry:
+    """Return an entry of another tool without the files that were gone before it removed them.
+
+    An OPTIMIZE of delta-rs commits although another client has replaced its files since it read the
+    log. Their rows are then in the table twice, so it changes rows.
+    """
+    if entry.own is not None or not entry.removed:
+        return entry
+    gone: set[str] = set()
+    for version in range(max(entry.read_version + 1, 0), entry.version):
+        between = read_whole_entry(location, version)
+        if between is not None:
+            gone = (gone | between.removed.keys()) - between.added.keys()
+    removed = {path: action for path, action in entry.removed.items() if path not in gone}
+    if len(removed) == len(entry.removed):
+        return entry
+    return replace(entry, removed=removed, changes_rows=True)
 
 
 def unknown_changes_error(location: Location, version: int, newest: int) -> UnusableStore:

@@ -138,7 +138,8 @@ class Entry:
 
     `own` is the `tseries` object of its `commitInfo`, None if another tool made it. `changes_rows`
     is True if a file changes the table's rows, `changes_table` if the entry sets columns,
-    properties or the protocol, and `changes_protocol` if it sets the protocol.
+    properties or the protocol, and `changes_protocol` if it sets the protocol. `read_version` is
+    the version of the log that another tool had read, or the one before this entry.
     """
 
     version: int
@@ -151,6 +152,7 @@ class Entry:
     changes_rows: bool = False
     changes_table: bool = False
     changes_protocol: bool = False
+    read_version: int = -1
 
     @property
     def commit(self) -> int | None:
@@ -338,6 +340,7 @@ def parse_entry(version: int, data: bytes) -> Entry:
         _check_own(data, lines, own_info)
     elif has_wrong_checksum(data) is not None:
         raise TornEntry("its 'commitInfo' is not what was written")
+    read = info.get("readVersion")
     transactions = {line["txn"]["appId"]: line["txn"]["version"] for line in lines if "txn" in line}
     added, removed = (
         {line[name]["path"]: line[name] for line in lines if name in line}
@@ -354,6 +357,7 @@ def parse_entry(version: int, data: bytes) -> Entry:
         changes_rows=any(action["dataChange"] for action in (*added.values(), *removed.values())),
         changes_table=any("metaData" in line or "protocol" in line for line in lines),
         changes_protocol=any("protocol" in line for line in lines),
+        read_version=int(read) if isinstance(read, int) else version - 1,
     )
 
 

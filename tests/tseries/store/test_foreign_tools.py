@@ -212,6 +212,43 @@ def test_maintenance_by_many_tools_at_once_loses_nothing(path):
     assert verify(str(path)) == []
 
 
+def merged_by_us(path):
+    opened(path).compact()
+
+
+def optimized_by_another(path):
+    compacted(DeltaTable(path))
+
+
+def appended_and_optimized(path):
+    opened(path).append("a", 9.0)
+    compacted(DeltaTable(path))
+
+
+@pytest.mark.parametrize("undo", ["repair", "restore"])
+@pytest.mark.parametrize("rival", [merged_by_us, optimized_by_another, appended_and_optimized])
+def test_an_optimize_that_overlooked_another_is_refused_and_undone(path, rival, undo):
+    """delta-rs 1.6 adds the rows of files that another client has replaced meanwhile again."""
+    series = opened(path)
+    begun = DeltaTable(path)
+    rival(path)
+    before, sound = contents(path), DeltaTable(path).version()
+    rows = DeltaTable(path).to_pyarrow_table().num_rows
+    compacted(begun)
+    assert DeltaTable(path).to_pyarrow_table().num_rows > rows, "delta-rs finds the conflict now"
+    for use in (lambda: series.latest("a"), lambda: series.append("a", 1.0), lambda: Client(path)):
+        with pytest.raises(UnusableStore, match=rf"is a OPTIMIZE .*restore\({sound}\)"):
+            use()
+    if undo == "repair":
+        assert len(repair(str(path)).mended) == 1
+    else:
+        DeltaTable(path).restore(sound)
+    assert contents(path) == before
+    assert verify(str(path)) == []
+    assert DeltaTable(path).to_pyarrow_table().num_rows == rows
+    series.append("a", 10.0)
+
+
 # -- a change of rows ----------------------------------------------------------------------------
 
 
