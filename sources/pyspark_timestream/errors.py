@@ -72,9 +72,11 @@ def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         yield error
-        of_java = getattr(error, "_cause", None)
+        java_cause = getattr(error, "_cause", None)
         error = (
-            of_java if isinstance(of_java, BaseException) else error.__cause__ or error.__context__
+            java_cause
+            if isinstance(java_cause, BaseException)
+            else error.__cause__ or error.__context__
         )
 
 

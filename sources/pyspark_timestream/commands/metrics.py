@@ -410,14 +410,14 @@ def _merge_partitions(partitions: Sequence[_Numbers]) -> _Numbers:
     )
 
 
-def _list_partition(of: Attributes, numbers: _Numbers) -> Iterator[Sample]:
-    yield from _list_cti(PARTITION.CTI, PARTITION.CTI_AGE, of, numbers.cti_us)
-    yield Sample(PARTITION.LAG, of, numbers.lag)
-    yield Sample(PARTITION.IDLE, of, int(numbers.idle))
-    yield Sample(PARTITION.BLOCKING, of, int(numbers.blocking))
+def _list_partition(attributes: Attributes, numbers: _Numbers) -> Iterator[Sample]:
+    yield from _list_cti(PARTITION.CTI, PARTITION.CTI_AGE, attributes, numbers.cti_us)
+    yield Sample(PARTITION.LAG, attributes, numbers.lag)
+    yield Sample(PARTITION.IDLE, attributes, int(numbers.idle))
+    yield Sample(PARTITION.BLOCKING, attributes, int(numbers.blocking))
     for name, (metric, further) in COUNTER_METRICS.items():
-        yield Sample(metric, (*of, *further), numbers.counts[name])
-    yield Sample(PARTITION.MALFORMED_VALUES, of, numbers.counts["values"])
+        yield Sample(metric, (*attributes, *further), numbers.counts[name])
+    yield Sample(PARTITION.MALFORMED_VALUES, attributes, numbers.counts["values"])
 
 
 def _name_partition(partition: Partition | None) -> Attributes:
@@ -426,12 +426,12 @@ def _name_partition(partition: Partition | None) -> Attributes:
 
 
 def _list_cti(
-    metric: Metric, age: Metric, of: Attributes, instant_us: int | None
+    metric: Metric, age: Metric, attributes: Attributes, instant_us: int | None
 ) -> Iterator[Sample]:
     """Yield the samples of an instant and its age; none for a final CTI, which is no real time."""
     if instant_us is not None and instant_us < FINAL_US:
-        yield Sample(metric, of, instant_us / SECOND_US)
-        yield Sample(age, of, instant_us)
+        yield Sample(metric, attributes, instant_us / SECOND_US)
+        yield Sample(age, attributes, instant_us)
 
 
 def _read_instant(text: str | None) -> int | None:
@@ -629,15 +629,15 @@ def list_samples(state: MetricsState, now_us: int) -> Iterator[Sample]:
 
 def _list_query(query: QueryNumbers, now_us: int) -> Iterator[Sample]:
     name_attributes = (("query.name", query.name),) if query.name else ()
-    of: Attributes = (*name_attributes, ("query.id", query.query))
+    attributes: Attributes = (*name_attributes, ("query.id", query.query))
     runs = query.ended_us is None
-    yield Sample(QUERY.ACTIVE, of, int(runs))
+    yield Sample(QUERY.ACTIVE, attributes, int(runs))
     if runs:
-        yield Sample(QUERY.REPORT_AGE, of, (now_us - query.reported_us) / SECOND_US)
+        yield Sample(QUERY.REPORT_AGE, attributes, (now_us - query.reported_us) / SECOND_US)
     for sample in query.own:
-        yield sample._replace(attributes=(*of, *sample.attributes))
+        yield sample._replace(attributes=(*attributes, *sample.attributes))
     for index, samples in sorted(query.sources.items()):
-        source: Attributes = (*of, ("source", str(index)))
+        source: Attributes = (*attributes, ("source", str(index)))
         for metric, attributes, value in (*samples, *query.diagnosed.get(index, ())):
             if metric not in _AGES:
                 yield Sample(metric, (*source, *attributes), value)

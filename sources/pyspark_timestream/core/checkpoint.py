@@ -380,9 +380,9 @@ def find_other_source(offset: object, entry: str) -> tuple[str, str, str] | None
 
 def damaged_offset(problem: str, stream: object = None) -> CheckpointUnreadable:
     """Return the error about an offset that is not as this package writes them."""
-    of_stream = f" of stream {stream!r}" if isinstance(stream, str) else ""
+    owner = f" of stream {stream!r}" if isinstance(stream, str) else ""
     return CheckpointUnreadable(
-        f"an offset{of_stream} is damaged: {problem}",
+        f"an offset{owner} is damaged: {problem}",
         "offsets as timestream wrote them",
         "copy the checkpoint again, or restore a backup of it",
     )

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 # -- how a command ends ----------------------------------------------------------------------------
 
-_OF_A_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
+_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 """The exit code that shells give a command after its reader has gone away."""
 
 INTERRUPTED: Final = 128 + signal.SIGINT
@@ -109,7 +109,7 @@ def end_quietly(main: Callable[..., int]) -> Callable[..., int]:
             # Python flushes standard output once more at exit, which would fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if isinstance(error.__cause__, BrokenPipeError):
-                return _OF_A_CLOSED_PIPE
+                return _CLOSED_PIPE
             print(
                 f"standard output cannot be written ({error.__cause__}), so what it lacks was not "
                 "told; next step: send it to a file or a terminal that can be written",

@@ -270,9 +270,9 @@ def check_recorded(rules: PayloadRules, now: ReaderSchema, recorded: ReaderSchem
     if recorded is None or recorded.fingerprint == now.fingerprint:
         return
     name = rules.option_name("subject")
-    was = f"schema {recorded.schema_id} (version {recorded.version} of '{recorded.subject}')"
     raise CheckpointMismatch(
-        f"{was}, by which this checkpoint reads {rules.side}s, had fingerprint "
+        f"schema {recorded.schema_id} (version {recorded.version} of '{recorded.subject}'), by "
+        f"which this checkpoint reads {rules.side}s, had fingerprint "
         f"{recorded.fingerprint} and has {now.fingerprint} in the registry of today: an id never "
         "changes its schema, so this is another registry; set 'schemaRegistry.url' back, or start "
         f"with a new checkpoint, which takes the latest schema of '{name}'"

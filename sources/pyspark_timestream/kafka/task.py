@@ -37,7 +37,6 @@ from pyspark_timestream.kafka.decode.records import (
 from pyspark_timestream.kafka.offsets.changes import change_clock
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange
 from pyspark_timestream.rules.clocks import (
@@ -280,8 +279,8 @@ def _select_rows(options: KafkaOptions, processed: ProcessedBlock) -> Mask:
 
 
 def _describe_malformed(options: KafkaOptions, reason: int) -> str:
-    of_key = RECORD_REASONS[reason] not in REASONS
-    side, form = ("key", options.key_format) if of_key else ("value", options.value_format)
+    is_key = RECORD_REASONS[reason] not in REASONS
+    side, form = ("key", options.key_format) if is_key else ("value", options.value_format)
     return f"the {side} is not {FORMATS[form]} of the schema (reason: {RECORD_REASONS[reason]})"
 
 
@@ -324,11 +323,8 @@ def _fail_on_violation(options: KafkaOptions, processed: ProcessedBlock) -> None
 
 
 def _describe_expected(options: KafkaOptions) -> str:
-    def name(source: TimeFrom) -> str:
-        return f"'{source}'"
-
-    readable = f"a readable time in {name(options.start_time)}"
+    readable = f"expected a readable time in '{options.start_time}'"
     if options.end_time is None:
-        return f"expected {readable}"
-    edge = f" and 'start' or 'end' in {name(options.edge)}" if options.edge else ""
-    return f"expected {readable} and a later one in {name(options.end_time)}{edge}"
+        return readable
+    edge = f" and 'start' or 'end' in '{options.edge}'" if options.edge else ""
+    return f"{readable} and a later one in '{options.end_time}'{edge}"

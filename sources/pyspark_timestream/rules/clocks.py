@@ -467,8 +467,8 @@ def find_max_proven(
     """
     groups = list(tasks)
     proven = (
-        min_cti([*(end_us[i] for i in mine), *others])
-        for mine, others in zip(groups, find_min_of_others(start_us, groups), strict=True)
+        min_cti([*(end_us[i] for i in members), *others])
+        for members, others in zip(groups, find_min_of_others(start_us, groups), strict=True)
     )
     return max_known(*proven)
 

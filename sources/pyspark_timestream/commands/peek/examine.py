@@ -605,8 +605,8 @@ def _build_schema(sample: TopicSample, plan: ReadingPlan) -> pa.Schema:
     fields = [*plan.columns["value"].fields]
     if options.value_format == "binary":
         fields.append(pa.field(f"{prefix}value", METADATA["value"]))
-    of_keys = plan.columns["key"].fields
-    fields += [field.with_name(options.key_prefix + field.name) for field in of_keys]
+    key_fields = plan.columns["key"].fields
+    fields += [field.with_name(options.key_prefix + field.name) for field in key_fields]
     keys = sample.payloads("key")
     if options.key_format == "binary" and keys.null_count < len(keys):
         fields.append(pa.field(f"{prefix}key", METADATA["key"]))
@@ -626,11 +626,11 @@ def _read_rows(
             if decoded is not None:
                 reasons.update(f"{side}: {REASONS[reason]}" for reason in decoded.reasons if reason)
         _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionClock(), payload.events)
-        every = np.ones(len(block.offsets), dtype=np.bool_)
+        all_rows = np.ones(len(block.offsets), dtype=np.bool_)
         none = np.empty(0, dtype=np.int64)
         processed = ProcessedBlock(partition, block, payload, result)
-        batch = interleave_ctis(projection, processed, every, none, none)
-        number = pa.repeat(pa.scalar(partition.number, pa.int32()), len(every))
+        batch = interleave_ctis(projection, processed, all_rows, none, none)
+        number = pa.repeat(pa.scalar(partition.number, pa.int32()), len(all_rows))
         columns = {name: batch[name] for name in _list_shown(options, schema)}
         # Parentheses keep the names of these two columns apart from those of fields.
         positions = {"(partition)": number, "(offset)": block.offsets}

@@ -304,7 +304,8 @@ def _count_lately(history: History) -> dict[str, int]:
         old = _READ_COUNTERS(before[partition].clock) if partition in before else _NOTHING
         if new != old:
             totals = [
-                sum_ + max(now - then, 0) for sum_, now, then in zip(totals, new, old, strict=True)
+                total + max(after - earlier, 0)
+                for total, after, earlier in zip(totals, new, old, strict=True)
             ]
     return dict(zip(SHOWN_COUNTERS, totals, strict=True))
 

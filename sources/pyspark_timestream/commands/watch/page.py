@@ -92,25 +92,25 @@ _Points = tuple[tuple[int, int], ...]
 
 
 def _draw(chain: Chain, layout: _ChainLayout) -> str:
-    (along, across), (gap, between) = layout.box, layout.gap
+    (along, across), (level_gap, row_gap) = layout.box, layout.gap
     rows: dict[int, int] = {}
     corners = []
     for node in chain.nodes:
         row = rows.get(node.level, 0)
         rows[node.level] = row + 1
-        corners.append((4 + node.level * (along + gap), 4 + row * (across + between)))
-    edge = rim = max(rows.values()) * (across + between)
+        corners.append((4 + node.level * (along + level_gap), 4 + row * (across + row_gap)))
+    edge = rim = max(rows.values()) * (across + row_gap)
     lines: list[_Points] = []
     for hop in chain.hops:
         (x1, y1), (x2, y2) = corners[hop.source], corners[hop.target]
         x1, y1, y2 = x1 + along, y1 + across // 2, y2 + across // 2
-        if x2 - x1 == gap:
+        if x2 - x1 == level_gap:
             lines.append(((x1, y1), (x2, y2)))
         else:  # Around the boxes between, on a lane of its own.
             turns = (x1 + 10, y1), (x1 + 10, edge + 8), (x2 - 10, edge + 8), (x2 - 10, y2)
             lines.append(((x1, y1), *turns, (x2, y2)))
             edge += layout.lane
-    length = 8 + max(rows) * (along + gap) + along + (12 if edge > rim else 0)
+    length = 8 + max(rows) * (along + level_gap) + along + (12 if edge > rim else 0)
     width, height = (edge + 8, length) if layout.is_down else (length, edge + 8)
     label_points = _place_labels(lines, layout)
     shapes = [

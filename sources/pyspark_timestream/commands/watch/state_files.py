@@ -52,7 +52,7 @@ _NEEDED: Final = {
 }
 """The settings with which state files have the layout that this module reads."""
 
-_OF_A_JOIN: Final = "-keyWithIndexToValue"
+_JOIN_STORE_SUFFIX: Final = "-keyWithIndexToValue"
 """A join has four stores; the two with this ending have each of its rows once."""
 
 _ASK_SPARK: Final = "`python -m pyspark_timestream explain --state` counts them, with a Spark"
@@ -276,7 +276,7 @@ def _list_stores(folder: Path) -> Iterator[_Store]:
                  if store["numColsPrefixKey"]}  # fmt: skip
     except (OSError, KeyError, RecursionError, TypeError, ValueError):
         raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}") from None
-    row_stores = [name for name in stores if name == "default" or name.endswith(_OF_A_JOIN)]
+    row_stores = [name for name in stores if name == "default" or name.endswith(_JOIN_STORE_SUFFIX)]
     if not row_stores or max(stores.values()) > 100_000:
         raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}")
     for name in row_stores:

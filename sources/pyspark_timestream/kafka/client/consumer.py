@@ -188,9 +188,10 @@ class Pool(Generic[C]):
             raise
         self._abandon_inherited()
         now_s = self._now_s()
-        same = self._idle.pop(key, None)
+        returned_before = self._idle.pop(key, None)
         self._idle[key] = (item, now_s)
-        for old in [*([] if same is None else [same[0]]), *self._take_expired(now_s)]:
+        replaced = [] if returned_before is None else [returned_before[0]]
+        for old in (*replaced, *self._take_expired(now_s)):
             old.close()
 
     def _take_expired(self, now_s: float) -> list[C]:
@@ -339,19 +340,19 @@ class MessageConsumer:
         messages: list[Message] = []
         inflated = 0
         while len(messages) < max_records and inflated < _MAX_BLOCK_BYTES:
-            some = self._consumer.consume(
+            fetched = self._consumer.consume(
                 min(max_records - len(messages), self._messages_per_call), timeout=0
             )
             left_s = deadline_s - time.monotonic()
-            if not some and left_s > 0:
-                some = self._consumer.consume(1, timeout=left_s)
-            if not some:
+            if not fetched and left_s > 0:
+                fetched = self._consumer.consume(1, timeout=left_s)
+            if not fetched:
                 break
-            size = sum(map(len, some))
-            messages += some
+            size = sum(map(len, fetched))
+            messages += fetched
             inflated += size
             self._messages_per_call = min(
-                max(_MAX_BLOCK_BYTES * len(some) // max(size, 1), 1), _MAX_MESSAGES_PER_CALL
+                max(_MAX_BLOCK_BYTES * len(fetched) // max(size, 1), 1), _MAX_MESSAGES_PER_CALL
             )
         return messages, inflated
 

@@ -178,7 +178,9 @@ class _BoundedConsumer(BoundedClient):
 
         def call(*arguments: Any) -> Any:
             timeout_s = arguments[-1] if waits else 0
-            return self._call(lambda it: getattr(it, name)(*arguments), timeout_s, called)
+            return self._call(
+                lambda consumer: getattr(consumer, name)(*arguments), timeout_s, called
+            )
 
         return call
 
@@ -186,7 +188,9 @@ class _BoundedConsumer(BoundedClient):
         self, offsets: Mapping[Partition, tuple[int, str]]
     ) -> dict[Partition, KafkaError]:
         try:
-            return self._call(lambda it: it.commit_offsets(offsets), COMMIT_TIMEOUT_S, "commit")
+            return self._call(
+                lambda consumer: consumer.commit_offsets(offsets), COMMIT_TIMEOUT_S, "commit"
+            )
         except CallAbandoned as error:
             return dict.fromkeys(offsets, error.args[0])
 

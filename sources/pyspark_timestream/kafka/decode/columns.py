@@ -157,8 +157,8 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
             )
         if column.name in by_name:
             metadata[column.name] = _check_metadata(options, column, by_name[column.name])
-        elif about := _find_dead_letter(options, column):
-            dead_letter[column.name] = about
+        elif entry := _find_dead_letter(options, column):
+            dead_letter[column.name] = entry
         elif options.key_format != "binary" and column.name.startswith(options.key_prefix):
             key_fields.append(_check_field(options.key_format, column))
         elif options.value_format == "binary":
@@ -261,16 +261,16 @@ def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
     """Return what `column` says about malformed payloads; None if it says nothing about them."""
     if (options.value_format, options.key_format) == ("binary", "binary"):
         return None
-    for (suffix, kind), about in zip(_list_dead_letter_types(options), DEAD_LETTER, strict=True):
+    for (suffix, kind), entry in zip(_list_dead_letter_types(options), DEAD_LETTER, strict=True):
         if column.name != options.corrupt_column + suffix:
             continue
         if column.type == kind:
-            return about
+            return entry
         # With another type it may be a JSON field of this name; a schema that has one is rare.
         if options.value_format != "json":
             raise _column_refused(
                 column,
-                f"is {column.type}, but carries the {about.replace('_', ' ')} of malformed values",
+                f"is {column.type}, but carries the {entry.replace('_', ' ')} of malformed values",
                 str(kind),
                 "use that type, or rename these columns with option 'columnNameOfCorruptRecord'",
             )
@@ -349,8 +349,8 @@ def _name_policies(column: str, shape: str) -> str:
 def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:
     filled_by = _list_unfilled(options).get(name)
     # A batch that is run again may have had another policy (semantics 8.10).
-    is_of_change = options.change_from is not None and name in _BY_POLICY
-    if filled_by and not is_of_change:
+    may_differ = options.change_from is not None and name in _BY_POLICY
+    if filled_by and not may_differ:
         raise _column_refused(
             column,
             "would be empty",

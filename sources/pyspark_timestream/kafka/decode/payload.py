@@ -84,8 +84,11 @@ class Payload:
         values, keys = self.values, self.keys
         if keys is None:
             return None if values is None else values.reasons
-        of_keys = keys.reasons + np.where(keys.malformed, np.uint8(len(REASONS) - 1), np.uint8(0))
-        return of_keys if values is None else np.where(values.malformed, values.reasons, of_keys)
+        shift = np.uint8(len(REASONS) - 1)
+        key_reasons = keys.reasons + np.where(keys.malformed, shift, np.uint8(0))
+        if values is None:
+            return key_reasons
+        return np.where(values.malformed, values.reasons, key_reasons)
 
     def count_malformed(self, inside: Mask | None = None) -> dict[str, int]:
         """Count the records with a malformed value or key, by reason, without zeros.
@@ -303,14 +306,14 @@ def _choose_fields(options: KafkaOptions, projection: Projection | None) -> Requ
     raw = tuple(
         dict.fromkeys(s.name for s in list_time_sources(options).values() if s.kind == "field")
     )
-    columns, names, about = pa.schema([]), False, False
+    columns, names, needs_reasons = pa.schema([]), False, False
     if projection is not None:
         columns = projection.fields
         is_parsed = options.value_format != "binary"
         names = is_parsed and projection.requests("value_schema_name")
         has_ids = is_parsed and projection.requests("value_schema_id")
-        about = names or has_ids or (is_parsed and bool(projection.dead_letter))
-    return RequestedFields(columns, raw, names) if raw or len(columns) or about else None
+        needs_reasons = names or has_ids or (is_parsed and bool(projection.dead_letter))
+    return RequestedFields(columns, raw, names) if raw or len(columns) or needs_reasons else None
 
 
 def _list_sides(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import INSTANT, Integers, Mask
+from pyspark_timestream.core.instants import INSTANT, Bytes, Integers, Mask
 from pyspark_timestream.kafka.decode.where import Condition
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path
@@ -146,7 +146,7 @@ def find_header(headers: pa.Array, name: str) -> Integers:
     return indexes
 
 
-def locate(values: pa.Array) -> tuple[Integers, npt.NDArray[np.uint8]]:
+def locate(values: pa.Array) -> tuple[Integers, Bytes]:
     """Return the n + 1 bounds of binary values or texts in their buffer, and the buffer."""
     _, offsets, data = values.buffers()
     if not len(values):

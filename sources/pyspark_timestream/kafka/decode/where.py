@@ -365,15 +365,15 @@ class _Typing:
         operand = self._operand(node.inputs[0])
         if not isinstance(operand, _ColumnStep):
             raise _Wrong("'in' is not behind a column", "write the column first")
-        every = [
+        all_values = [
             _make_value(constant) for constant in node.inputs[1:] if isinstance(constant, Constant)
         ]
-        values = [value for value in every if value.type != pa.null()]
+        values = [value for value in all_values if value.type != pa.null()]
         common = _find_common(operand, values)
         cast = tuple(_cast_value(value, common).value for value in values)
         if pa.types.is_floating(common):
             cast = tuple(value + 0.0 for value in cast)
-        return _In(operand, cast, len(values) < len(every), common)
+        return _In(operand, cast, len(values) < len(all_values), common)
 
     def _like(self, node: Operation) -> _Step:
         operand = self._operand(node.inputs[0])
@@ -462,11 +462,11 @@ def _read_time(text: str, data_type: pa.DataType) -> _Value:
     return _Value(us // DAY_US if data_type == pa.date32() else us, data_type)
 
 
-def _fit_text(step: _Step, beside: _Step) -> _Step:
+def _fit_text(step: _Step, other: _Step) -> _Step:
     """Read a text that is compared with a date or time as one, as Spark does in every session."""
-    is_time = pa.types.is_date(beside.type) or pa.types.is_timestamp(beside.type)
+    is_time = pa.types.is_date(other.type) or pa.types.is_timestamp(other.type)
     if is_time and isinstance(step, _Value) and step.type == pa.string():
-        return _read_time(step.value, beside.type)
+        return _read_time(step.value, other.type)
     return step
 
 
@@ -514,32 +514,32 @@ _NUMBER: Final = re.compile("[+-]?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)")
 
 
 def _advise(left: _Step, right: _Step) -> str:
-    for step, beside in ((left, right), (right, left)):
+    for step, other in ((left, right), (right, left)):
         if not isinstance(step, _Value):
             continue
-        if step.type == pa.string() and _is_number(beside.type):
+        if step.type == pa.string() and _is_number(other.type):
             number = step.value.strip()
             has_number = _NUMBER.fullmatch(number) is not None
             return f"write {'the' if has_number else 'a'} number without quotes" + (
                 f": {number}" if has_number else ", or compare a column of strings"
             )
-        if (step.type, beside.type) == (pa.string(), pa.binary()):
+        if (step.type, other.type) == (pa.string(), pa.binary()):
             return f"write the bytes in hexadecimal digits: X'{step.value.encode().hex()}'"
-        if beside.type in _TIME_FORMS:
-            _, example = _TIME_FORMS[beside.type]
-            return f"write it with its type, such as {_name(beside.type)}'{example}'"
+        if other.type in _TIME_FORMS:
+            _, example = _TIME_FORMS[other.type]
+            return f"write it with its type, such as {_name(other.type)}'{example}'"
     return "compare values of one type, or filter in Spark"
 
 
 def _refuse_rounding(left: _Step, right: _Step) -> None:
     """Refuse to compare a float with a whole number that it cannot hold: sessions differ there."""
-    for step, beside in ((left, right), (right, left)):
-        if step.type != pa.float32() or beside.type not in (pa.int32(), pa.int64()):
+    for step, other in ((left, right), (right, left)):
+        if step.type != pa.float32() or other.type not in (pa.int32(), pa.int64()):
             continue
-        value = beside.value if isinstance(beside, _Value) else None
+        value = other.value if isinstance(other, _Value) else None
         if value is None or int(np.float32(value)) != value:
             raise _Wrong(
-                f"float is compared with {_name(beside.type)}, which Spark does in float or "
+                f"float is compared with {_name(other.type)}, which Spark does in float or "
                 "double, as the session's settings say",
                 # A float's own digits are fewer than those of the double that holds it here.
                 f"write the number as a double, {np.float32(step.value)!s}D"

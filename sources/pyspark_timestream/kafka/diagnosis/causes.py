@@ -287,9 +287,9 @@ def _import_is_late(offset: StreamOffset, clock: PartitionClock) -> bool:
         return False
     if imported.cti_us is None or clock.cti_us is None:
         return clock.cti_us is None and imported.cti_us is None
-    alone = offset.settings.keys() & set(CTI_SETTINGS) <= {"ctiImport"}
+    is_only_source = offset.settings.keys() & set(CTI_SETTINGS) <= {"ctiImport"}
     waits = clock.last_us is not None and clock.last_us > clock.cti_us
-    return alone and waits and imported.cti_us <= clock.cti_us
+    return is_only_source and waits and imported.cti_us <= clock.cti_us
 
 
 def _stands_still(history: History, partition: Partition) -> bool:

@@ -91,7 +91,7 @@ class Warner:
         self._create_reader = create_reader
         self._details: dict[tuple[Kind, int], str] = {}
         self._sample_diagnoses: list[Diagnosis] | None = None
-        self._of_options = [*_find_unused_unit(options), *find_improbable_bounds(options)]
+        self._option_diagnoses = [*_find_unused_unit(options), *find_improbable_bounds(options)]
         self._two_timestamps: list[Diagnosis] | None = None
         self._recent = RecentCounts()
         self._last_update: tuple[tuple[str, int], int, Warnings] | None = None
@@ -118,7 +118,7 @@ class Warner:
         now: StreamOffset,
         readable_ends: Mapping[Partition, int],
         now_us: int,
-        found_before: Iterable[Diagnosis] = (),
+        batch_diagnoses: Iterable[Diagnosis] = (),
     ) -> Warnings:
         """Return the warnings after the batch `previous`.
 
@@ -127,25 +127,25 @@ class Warner:
             now: the stream's positions and clocks after it.
             readable_ends: for each partition the end up to which records can be read.
             now_us: the wall clock.
-            found_before: diagnoses about the batch `previous` itself.
+            batch_diagnoses: diagnoses about the batch `previous` itself.
         """
         batch = previous.stream, previous.number
         if self._last_update is not None:
-            looked_at, looked_us, warnings = self._last_update
-            if looked_at == batch and now_us - looked_us < _MIN_UPDATE_INTERVAL_US:
+            last_batch, last_us, warnings = self._last_update
+            if last_batch == batch and now_us - last_us < _MIN_UPDATE_INTERVAL_US:
                 return warnings
         self._recent = update_counts(self._recent, previous.partitions, now.partitions)
         read_partitions = [range_.partition for range_ in previous.ranges() if range_.size]
-        here = (BatchRecord(now_us, now, readable_ends),)
+        history = (BatchRecord(now_us, now, readable_ends),)
         diagnoses = [
             *find_recent_mistakes(self._recent, now),
-            *find_warnings(here, now_us),
-            *find_short_replays(here),
+            *find_warnings(history, now_us),
+            *find_short_replays(history),
             # The warning of a start at the end of the log holds until something is read.
             *([] if read_partitions else _recall_start_at_end(previous)),
             *self._find_uncounted(read_partitions, previous, now),
-            *self._of_options,
-            *found_before,
+            *self._option_diagnoses,
+            *batch_diagnoses,
             *self._find_two_timestamps(read_partitions, now),
         ]
         warnings = update_warnings(
@@ -207,8 +207,8 @@ class Warner:
             malformed += MalformedValues.from_reasons(payload.count_malformed())
         position = now.partitions[partition].start_inclusive
         partition_offset = PartitionOffset(position, position, clock, malformed_values=malformed)
-        alone = replace(now, partitions={partition: partition_offset})
-        diagnoses = find_warnings((BatchRecord(0, alone),), 0)
+        sampled = replace(now, partitions={partition: partition_offset})
+        diagnoses = find_warnings((BatchRecord(0, sampled),), 0)
         return [replace(diagnosis, scope="of its newest records") for diagnosis in diagnoses]
 
     def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:

@@ -55,7 +55,7 @@ class ClockChange:
     new: Settings
 
     @property
-    def is_of_pinned(self) -> bool:
+    def changes_pinned(self) -> bool:
         """Return whether it changes more than `idleTimeout`."""
         return {*self.old, *self.new} != {IDLE_TIMEOUT}
 
@@ -197,7 +197,7 @@ def keep_changes(changes: Sequence[ClockChange], committed: int) -> tuple[ClockC
     `idleTimeout`, which anyone may make, never push it out.
     """
     dispensable = max(len(changes) - KEPT_CHANGES, 0)
-    last_pinned = max((n for n, change in enumerate(changes) if change.is_of_pinned), default=-1)
+    last_pinned = max((n for n, change in enumerate(changes) if change.changes_pinned), default=-1)
     return tuple(
         change
         for index, change in enumerate(changes)
@@ -235,8 +235,8 @@ def find_obstacle(
             return "adds no topics to a stream with an end"
         return None
     if name in CTI_SETTINGS and old is None:
-        beside = any(cti_setting in stored for cti_setting in CTI_SETTINGS)
-        return None if beside else "adds a source of CTIs only beside another"
+        has_other_source = any(cti_setting in stored for cti_setting in CTI_SETTINGS)
+        return None if has_other_source else "adds a source of CTIs only beside another"
     if name in CTI_SETTINGS and new is None:
         is_last = not any(cti_setting in settings for cti_setting in CTI_SETTINGS)
         return "leaves a source of CTIs out only beside another" if is_last else None

@@ -42,7 +42,7 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         partition for partition, partition_offset in partitions.items() if not partition_offset.idle
     ]
     indexes = {partition: index for index, partition in enumerate(active)}
-    mine = [
+    members = [
         [
             indexes[offset_range.partition]
             for offset_range in group
@@ -50,7 +50,9 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         ]
         for group in groups
     ]
-    others = find_min_of_others([partitions[member].clock.cti_us for member in active], mine)
+    others = find_min_of_others(
+        [partitions[partition].clock.cti_us for partition in active], members
+    )
     plans = [
         TaskPlan(
             tuple(
@@ -309,19 +311,19 @@ def slice_read(
     ]
 
 
-def select_partitions(own_slice: ReadSlice, existing: Collection[Partition]) -> list[Partition]:
+def select_partitions(read_slice: ReadSlice, existing: Collection[Partition]) -> list[Partition]:
     """Return those existing partitions that the task reads, whole or cut."""
-    own_partitions = {open_range.partition for open_range in own_slice.ranges}
+    own_partitions = {open_range.partition for open_range in read_slice.ranges}
     return [
         partition
         for partition in existing
-        if partition in own_partitions or _is_spare(own_slice, partition)
+        if partition in own_partitions or _is_spare(read_slice, partition)
     ]
 
 
 def plan_slice(
     options: KafkaOptions,
-    own_slice: ReadSlice,
+    read_slice: ReadSlice,
     existing: Collection[Partition],
     starts: Mapping[Partition, int],
     stops: Mapping[Partition, int],
@@ -340,7 +342,7 @@ def plan_slice(
         OptionError: a partition starts after its end.
     """
     check_order(options, starts, stops)
-    open_ranges = {open_range.partition: open_range for open_range in own_slice.ranges}
+    open_ranges = {open_range.partition: open_range for open_range in read_slice.ranges}
     task_ranges = []
     for partition, start in sorted(starts.items()):
         stop = stops[partition]
@@ -353,8 +355,8 @@ def plan_slice(
             task_ranges.append(
                 TaskRange(offset_range, PartitionClock(), warm_up if has_warm_up else None)
             )
-    is_whole = own_slice.tasks == 1 and len(task_ranges) == len(existing)
-    is_last = own_slice.number == own_slice.tasks - 1
+    is_whole = read_slice.tasks == 1 and len(task_ranges) == len(existing)
+    is_last = read_slice.number == read_slice.tasks - 1
     return TaskPlan(
         tuple(task_ranges),
         () if is_whole else (None,),
@@ -378,10 +380,10 @@ def _open_outer_ends(ranges: list[OffsetRange]) -> list[OpenRange]:
     ]
 
 
-def _is_spare(own_slice: ReadSlice, partition: Partition) -> bool:
+def _is_spare(read_slice: ReadSlice, partition: Partition) -> bool:
     """Return whether this task reads a partition that is in no task's ranges."""
-    if own_slice.spare is None or partition in own_slice.assigned:
+    if read_slice.spare is None or partition in read_slice.assigned:
         return False
     # Unlike `hash`, CRC-32 gives the same number in every process.
     number = zlib.crc32(partition.topic.encode()) + partition.number
-    return number % min(own_slice.tasks, MAX_SPARE_TASKS) == own_slice.spare
+    return number % min(read_slice.tasks, MAX_SPARE_TASKS) == read_slice.spare

@@ -93,12 +93,12 @@ class Cursors:
         positions, ends, budget = self.positions[rows], self.ends[rows], self.budget[rows]
         return Cursors(self._bytes, self._words, positions, ends, budget)
 
-    def update(self, rows: Integers, some: "Cursors") -> None:
+    def update(self, rows: Integers, changed: "Cursors") -> None:
         """Copy back the cursors of `rows` after they have been read separately."""
-        self.positions[rows] = some.positions
-        self.budget[rows] = some.budget
-        self.broken[rows] |= some.broken
-        self.by_row[rows] |= some.by_row
+        self.positions[rows] = changed.positions
+        self.budget[rows] = changed.budget
+        self.broken[rows] |= changed.broken
+        self.by_row[rows] |= changed.by_row
 
     def finish(self) -> None:
         """Mark the rows that have bytes left as broken."""
@@ -219,10 +219,10 @@ class Cursors:
             stops = np.where(self.broken, starts, stops)
         bounds = np.empty(2 * len(starts), np.int32)
         bounds[0::2], bounds[1::2] = starts, stops
-        both = pa.Array.from_buffers(
+        values_and_gaps = pa.Array.from_buffers(
             pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(self._bytes)]
         )
-        return both.take(pa.array(np.arange(0, len(bounds) - 1, 2)))
+        return values_and_gaps.take(pa.array(np.arange(0, len(bounds) - 1, 2)))
 
     def read_block_header(self, sized_end: Integers) -> tuple[Integers, Integers]:
         """Read the headers of the next blocks of n arrays or maps.
@@ -346,9 +346,9 @@ def _read_repeated(step: Repeated, cursors: Cursors) -> Converted:
     for rounds in itertools.count():
         fresh = open_rows[remaining[open_rows] == 0]
         if len(fresh):
-            some = cursors.select(fresh)
-            counts, ends = some.read_block_header(sized_end[fresh])
-            cursors.update(fresh, some)
+            selected = cursors.select(fresh)
+            counts, ends = selected.read_block_header(sized_end[fresh])
+            cursors.update(fresh, selected)
             remaining[fresh], sized_end[fresh] = counts, ends
             open_rows = open_rows[(remaining[open_rows] > 0) & ~cursors.broken[open_rows]]
         if not len(open_rows):
@@ -357,12 +357,12 @@ def _read_repeated(step: Repeated, cursors: Cursors) -> Converted:
             cursors.by_row[open_rows] = True
             cursors.broken[open_rows] = True
             break
-        some = cursors.select(open_rows)
+        selected = cursors.select(open_rows)
         if step.keyed:
-            keys.append(_read_scalar(_KEY if step.type is not None else _PASSED_KEY, some))
-        items.append(read_block(step.item, some))
+            keys.append(_read_scalar(_KEY if step.type is not None else _PASSED_KEY, selected))
+        items.append(read_block(step.item, selected))
         owners.append(open_rows)
-        cursors.update(open_rows, some)
+        cursors.update(open_rows, selected)
         remaining[open_rows] -= 1
         open_rows = open_rows[~cursors.broken[open_rows]]
     if step.type is None:

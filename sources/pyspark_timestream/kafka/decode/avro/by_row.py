@@ -348,10 +348,10 @@ def read_avro(
     for text, rows in _group(reader, bodies, writers, schema_ids):
         group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
         try:
-            fields, of_rows = _find_names(reader, requested, text, group)
-            codes[rows] = np.where(of_rows < 0, -1, of_rows + len(names))
+            fields, row_codes = _find_names(reader, requested, text, group)
+            codes[rows] = np.where(row_codes < 0, -1, row_codes + len(names))
             names += fields
-            is_accepted = np.array([*map(reader.accepts, fields), True])[of_rows]
+            is_accepted = np.array([*map(reader.accepts, fields), True])[row_codes]
             if not is_accepted.all():
                 reasons[rows[~is_accepted]] = NAME
                 rows, group = rows[is_accepted], group.filter(pa.array(is_accepted))

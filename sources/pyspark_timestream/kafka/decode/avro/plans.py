@@ -462,7 +462,10 @@ class _Resolver:
         defaults: dict[int, pa.Array] = {}
         missing: list[int] = []
         for index, field_ in enumerate(requested.fields):
-            names = [field_.name, *(name for name, of in aliases.items() if of == field_.name)]
+            names = [
+                field_.name,
+                *(alias for alias, name in aliases.items() if name == field_.name),
+            ]
             shared = [name for name in names if name in writer_names]
             if shared:
                 indexes[shared[0]] = index

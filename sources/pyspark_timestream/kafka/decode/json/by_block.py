@@ -580,8 +580,8 @@ def _parse_run(
     position, size, singly, failed_at = start, stop - start, most_singly, -1
     while position < stop:
         end = min(position + (1 if position == failed_at else size), stop)
-        alone = not good or end - position <= most_singly
-        block = None if alone else _parse_joined(fields, texts.slice(position, end - position))
+        is_single = not good or end - position <= most_singly
+        block = None if is_single else _parse_joined(fields, texts.slice(position, end - position))
         if isinstance(block, DecodedBlock):
             yield block
             position, size, singly = end, 4 * size, most_singly
