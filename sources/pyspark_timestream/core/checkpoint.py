@@ -421,24 +421,32 @@ def check_offset(
     if not all(isinstance(text, str) for text in texts):
         raise damaged_offset("its settings are no texts")
     for name in sorted({*stored, *settings}):
-        old, new = stored.get(name, "not set"), settings.get(name, "not set")
-        more = "" if old == new else advise(name, stored)
-        if old != new and more is not None:
-            subject = (
-                "which records there are"
-                if name.startswith(_CLIENT_PREFIX)
-                else "the stream's time or rows"
-            )
-            back = f"set it back to '{old}'" if name in stored else "leave it out"
-            origin = ""
-            if name in topic_settings:
-                origin = " by option 'timeSettings'"
-                back = (
-                    f"set it to '{old}' in the query"
-                    if name in stored
-                    else "leave 'timeSettings' out and set the other options in the query"
-                )
-            raise CheckpointMismatch(
-                f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now"
-                f"{origin}; it defines {subject}, so {back}{more} or start with a new checkpoint"
-            )
+        if stored.get(name, _NOT_SET) != settings.get(name, _NOT_SET):
+            advice = advise(name, stored)
+            if advice is not None:
+                change = _describe_change(name, stored, settings, is_topics=name in topic_settings)
+                raise CheckpointMismatch(f"{change}{advice} or start with a new checkpoint")
+
+
+_NOT_SET: Final = "not set"
+
+
+def _describe_change(
+    name: str, stored: Mapping[str, str], settings: Mapping[str, str], *, is_topics: bool
+) -> str:
+    """Describe the new value of an option, and how to go back; `is_topics`: topics gave it."""
+    old, new = stored.get(name, _NOT_SET), settings.get(name, _NOT_SET)
+    is_client_key = name.startswith(_CLIENT_PREFIX)
+    subject = "which records there are" if is_client_key else "the stream's time or rows"
+    origin, back = "", f"set it back to '{old}'" if name in stored else "leave it out"
+    if is_topics:
+        origin = " by option 'timeSettings'"
+        back = (
+            f"set it to '{old}' in the query"
+            if name in stored
+            else "leave 'timeSettings' out and set the other options in the query"
+        )
+    return (
+        f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now"
+        f"{origin}; it defines {subject}, so {back}"
+    )

@@ -56,7 +56,11 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     plans = [
         TaskPlan(
             tuple(
-                _plan_range(offset_range, partitions[offset_range.partition])
+                TaskRange(
+                    offset_range,
+                    partitions[offset_range.partition].clock,
+                    end_cti_us=partitions[offset_range.partition].end_cti_us,
+                )
                 for offset_range in group
             ),
             least,
@@ -68,10 +72,6 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         first_plan = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
         plans[:1] = [dataclasses.replace(first_plan, first_cti_us=offset.first_cti_us)]
     return plans
-
-
-def _plan_range(offset_range: OffsetRange, partition_offset: PartitionOffset) -> TaskRange:
-    return TaskRange(offset_range, partition_offset.clock, end_cti_us=partition_offset.end_cti_us)
 
 
 def note_restart_point(
@@ -147,10 +147,8 @@ def join_batches(
     """
     after = -1 if start is None else start.number
     changes = [change for change in end.changes if change.number > after]
-    first_settings = settings = settings_before(end.settings, changes, after)
-    settings_from: dict[int, Mapping[str, str]] = {}
-    for change in changes:
-        settings = settings_from[change.number] = change.apply(settings)
+    first_settings = settings_before(end.settings, changes, after)
+    settings_from = _follow_changes(first_settings, changes)
     missing = {} if start is None else start.missing
     known = {} if start is None else {**missing, **start.partitions}
     clocks = {**{partition: entry.clock for partition, entry in missing.items()}, **clocks}
@@ -159,20 +157,10 @@ def join_batches(
     for partition, last_offset in {**end.missing, **end.partitions}.items():
         begin = _find_begin(partition, last_offset, known.get(partition), after)
         joined_partitions[partition] = dataclasses.replace(last_offset, start_inclusive=begin)
-        task_ranges[partition] = TaskRange(
-            OffsetRange(partition, begin, last_offset.end_exclusive),
-            clocks.get(partition, PartitionClock()),
-            forced_ctis=tuple(
-                (max(offset, begin), us)
-                for number, offset, us in last_offset.forced_ctis
-                if number > after
-            ),
-            changes=tuple(
-                (max(offset, begin), settings_from[number])
-                for number, offset in last_offset.change_points
-                if number in settings_from
-            ),
-            end_cti_us=last_offset.end_cti_us,
+        offset_range = OffsetRange(partition, begin, last_offset.end_exclusive)
+        clock = clocks.get(partition, PartitionClock())
+        task_ranges[partition] = _join_ranges(
+            offset_range, clock, last_offset, after, settings_from
         )
     joined_offset = dataclasses.replace(end, partitions=joined_partitions, tasks=max(end.tasks, 1))
     # How far the other partitions were at each moment is lost, so a task proves no CTI. The CTI at
@@ -188,6 +176,42 @@ def join_batches(
         for group in joined_offset.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
     return [*plans[:-1], dataclasses.replace(plans[-1], last_cti_us=end.cti_us)]
+
+
+def _follow_changes(
+    settings: Mapping[str, str], changes: Sequence[ClockChange]
+) -> dict[int, Mapping[str, str]]:
+    """Return the pinned options after each change, by the number of its batch."""
+    settings_from: dict[int, Mapping[str, str]] = {}
+    for change in changes:
+        settings = settings_from[change.number] = change.apply(settings)
+    return settings_from
+
+
+def _join_ranges(
+    offset_range: OffsetRange,
+    clock: PartitionClock,
+    last_offset: PartitionOffset,
+    after: int,
+    settings_from: Mapping[int, Mapping[str, str]],
+) -> TaskRange:
+    """Return all ranges of a partition after the batch number `after` as one, with their cuts."""
+    begin = offset_range.start_inclusive
+    return TaskRange(
+        offset_range,
+        clock,
+        forced_ctis=tuple(
+            (max(offset, begin), us)
+            for number, offset, us in last_offset.forced_ctis
+            if number > after
+        ),
+        changes=tuple(
+            (max(offset, begin), settings_from[number])
+            for number, offset in last_offset.change_points
+            if number in settings_from
+        ),
+        end_cti_us=last_offset.end_cti_us,
+    )
 
 
 def _find_begin(
