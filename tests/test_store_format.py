@@ -174,7 +174,7 @@ def test_the_readers_agree_with_the_package_on_random_stores(tmp_path, readers, 
     assert said.pop("ctis")["writers"] == ctis["writers"]
     assert said == json.loads(json.dumps(metadata))
     names = index.ids.names()
-    ours = index.lookup(names) | index.min_retained(names)
+    ours = index.lookup_all(names)
     for row, name in enumerate(names):
         theirs = {"floor_sequence": 0, "floor_us": -(2**62)} | series[name]
         assert theirs == {"series": name} | {key: ours[key][row] for key in ours}
@@ -201,7 +201,7 @@ def test_every_column_of_a_store_and_of_a_head_is_on_the_page():
     assert names_of("columns") == {*table_schema([]).names, ERASURE_FIELD.name}
     index = SeriesIndex()
     none = pa.array([], pa.string())
-    head = make_change(none, {**index.lookup([]), **index.min_retained([])})
+    head = make_change(none, index.lookup_all([]))
     assert names_of("head columns") == set(head.column_names)
 
 

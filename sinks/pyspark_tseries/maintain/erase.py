@@ -513,7 +513,7 @@ class _StoredSeries:
 
     def make_change(self, index: SeriesIndex) -> pa.Table:
         """Return the state of the series after the erasure (semantics 18.8)."""
-        before = index.lookup([self._series]) | index.min_retained([self._series])
+        before = index.lookup_all([self._series])
         after = {name: column.copy() for name, column in before.items()}
         if self._rows.num_rows:
             state = compute_state(self._rows, -1)

@@ -668,10 +668,9 @@ class _RollupRun:
 
     def _find_bounds(self, names: Sequence[str]) -> tuple[Int64Array, Int64Array]:
         """Return the lowest sequence and the earliest time of each series in the source."""
-        states = self._index.lookup(names)
+        states = self._index.lookup_all(names)
         newest = states["last_sequence"], states["original_us"]
-        retained = self._snapshot.settings.retained
-        low, low_us = min_retained(retained, *newest, self._index.min_retained(names))
+        low, low_us = min_retained(self._snapshot.settings.retained, *newest, states)
         first_us = states["first_us"]
         keeps_all = (first_us != NEVER_US) & (first_us >= low_us)
         return low, np.where(keeps_all, NEVER_US, low_us)

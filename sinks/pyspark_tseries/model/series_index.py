@@ -140,6 +140,10 @@ class SeriesIndex:
         """Return `floor_sequence` and `floor_us` of `names`: events below one are out of range."""
         return self.columns.take(self.ids.find(names), MIN_RETAINED_DEFAULTS)
 
+    def lookup_all(self, names: Sequence[str]) -> dict[str, Int64Array]:
+        """Return the columns of `lookup` and of `min_retained`."""
+        return self.columns.take(self.ids.find(names), STATE_DEFAULTS | MIN_RETAINED_DEFAULTS)
+
 
 @dataclass(frozen=True, slots=True)
 class OneSeries:

@@ -234,10 +234,8 @@ def may_hide(retained: RetainedRange, index: SeriesIndex) -> bool:
 def select_visible(rows: pa.Table, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
     """Flag the rows that a query sees: originals inside the retained range, and their edits."""
     names, codes = encode_runs(rows["series"])
-    distinct = names.to_pylist()
-    states, floors = index.lookup(distinct), index.min_retained(distinct)
-    newest = states["last_sequence"], states["original_us"]
-    low, low_us = min_retained(retained, *newest, floors)
+    states = index.lookup_all(names.to_pylist())
+    low, low_us = min_retained(retained, states["last_sequence"], states["original_us"], states)
     sequence = to_int64(originals_of(rows))
     us = to_int64(pc.coalesce(rows["original_timestamp"], rows["timestamp"]))
     visible: BoolArray = (sequence >= low[codes]) & (us >= low_us[codes])
@@ -295,17 +293,13 @@ class Scan:
     def _compute_bounds(self) -> Bounds:
         index = self.scope.index
         if self._names is not None or not index.columns.rows:
-            names = self._names or []
-            states, floors = index.lookup(names), index.min_retained(names)
+            states = index.lookup_all(self._names or [])
         else:
             # Bounds grow with a series' state, so the lowest and highest state bound all series.
-            states = {name: index.columns.bounds(name) for name in index.columns}
-            floors = {
-                name: states.get(name, np.full(2, low))
-                for name, low in MIN_RETAINED_DEFAULTS.items()
-            }
+            states = {name: np.full(2, low) for name, low in MIN_RETAINED_DEFAULTS.items()}
+            states |= {name: index.columns.bounds(name) for name in index.columns}
         edits = sum(file.rows for file in self.edits)
-        bounds = compute_bounds(self.query, self.scope.retained, states, floors, edits)
+        bounds = compute_bounds(self.query, self.scope.retained, states, edits)
         lowest, highest = self._sequences
         return dataclasses.replace(
             bounds,
@@ -422,9 +416,8 @@ class Ranges:
 
     def of(self, names: Sequence[str]) -> Bounds:
         """Return the ranges of some series."""
-        index = self._scope.index
-        states, floors = index.lookup(names), index.min_retained(names)
-        return compute_bounds(self._query, self._scope.retained, states, floors, edits=0)
+        states = self._scope.index.lookup_all(names)
+        return compute_bounds(self._query, self._scope.retained, states, edits=0)
 
     def filter(self, rows: pa.Table) -> pa.Table:
         """Return the rows inside the ranges."""
@@ -586,10 +579,9 @@ def _join(chosen: Sequence[str], begin: int, end: int) -> _ScanPart:
 
 def _find_sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, Int64Array]:
     """Return the lowest and highest sequence that the query may need of each series."""
-    scope, index = scan.scope, scan.scope.index
-    states, floors = index.lookup(names), index.min_retained(names)
+    states = scan.scope.index.lookup_all(names)
     edits = sum(file.rows for file in scan.edits)
-    bounds = compute_bounds(scan.query, scope.retained, states, floors, edits)
+    bounds = compute_bounds(scan.query, scan.scope.retained, states, edits)
     lowest = min((file.min_sequence for file in scan.originals), default=0)
     return (
         np.maximum(bounds.min_sequence, lowest),

@@ -80,17 +80,19 @@ def compute_bounds(
     query: Query,
     retained: RetainedRange,
     states: dict[str, Int64Array],
-    floors: dict[str, Int64Array],
     edits: int,
 ) -> Bounds:
-    """Return the bounds of the originals that `query` may need."""
+    """Return the bounds of the originals that `query` may need.
+
+    `states` are those of `SeriesIndex.lookup_all`.
+    """
     last_sequence, newest_us = states["last_sequence"], states["original_us"]
     size = len(last_sequence)
-    oldest, oldest_us = min_retained(retained, last_sequence, newest_us, floors)
+    oldest, oldest_us = min_retained(retained, last_sequence, newest_us, states)
     min_sequence = max_sequence = min_us = max_us = None
     if _is_absolute(query.edits):
         # If times are bounded, the first visible event depends on them as well.
-        is_timed = retained.last_us is not None or (floors["floor_us"] > NEVER_US).any()
+        is_timed = retained.last_us is not None or (states["floor_us"] > NEVER_US).any()
         first_visible = None if is_timed else oldest
         min_sequence, max_sequence = _find_sequence_bounds(
             query.view, last_sequence, edits, first_visible

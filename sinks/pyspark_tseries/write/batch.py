@@ -163,14 +163,13 @@ def number_edits(
 
 
 def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
-    names = targets.names.to_pylist()
-    before, codes = index.lookup(names), targets.codes
-    newest = before["last_sequence"], before["original_us"]
-    low, low_us = min_retained(retained, *newest, index.min_retained(names))
+    states, codes = index.lookup_all(targets.names.to_pylist()), targets.codes
+    last_sequence = states["last_sequence"]
+    low, low_us = min_retained(retained, last_sequence, states["original_us"], states)
     is_editable = targets.us != NEVER_US
     is_editable &= ~targets.erased
     visible = (targets.sequence >= low[codes]) & (targets.us >= low_us[codes])
-    flags: BoolArray = is_editable & (visible | (targets.sequence > newest[0][codes]))
+    flags: BoolArray = is_editable & (visible | (targets.sequence > last_sequence[codes]))
     return flags
 
 

@@ -22,8 +22,8 @@ def standing(events):
     last = [event[0] for event in events][-1]
     originals = [event[1] for event in events if event[2] < 0 and not event[3]]
     values = {"last_sequence": last, "original_us": originals[-1] if originals else NEVER_US}
-    floors = {"floor_sequence": events[0][0], "floor_us": NEVER_US}
-    return [{name: np.array([v]) for name, v in part.items()} for part in (values, floors)]
+    values |= {"floor_sequence": events[0][0], "floor_us": NEVER_US}
+    return {name: np.array([value]) for name, value in values.items()}
 
 
 def answer(events, query):
@@ -41,7 +41,7 @@ def test_what_is_outside_the_bounds_changes_no_result(history, query, spare):
     # Edits of what was discarded are hidden, and still there.
     span = int(events.sequence[-1] - events.sequence[0]) + 1
     edits = span - int((events.original < 0).sum()) + spare
-    bounds = compute_bounds(query, UNLIMITED, *standing(history), edits)
+    bounds = compute_bounds(query, UNLIMITED, standing(history), edits)
     least, most, min_us, max_us = bounds.over(0, 1)
     kept = (events.sequence >= least) & (events.sequence <= most)
     kept &= (events.us >= min_us) & (events.us <= max_us)
@@ -63,7 +63,7 @@ def test_the_queries_of_every_day_are_bounded():
 
     def bounds(kind, anchor, span=ALL, retained=UNLIMITED):
         query = Query(kind, Range(anchor, span), limit=NO_LIMIT)
-        return compute_bounds(query, retained, *standing(history), 0).over(0, 1)
+        return compute_bounds(query, retained, standing(history), 0).over(0, 1)
 
     for kind in ("values", "allEdits"):
         assert bounds(kind, Point("last_count", 3))[0] == 96
@@ -85,16 +85,10 @@ def test_the_queries_of_every_day_are_bounded():
 def test_bounds_of_the_lowest_and_highest_state_are_the_widest(many, query, limit, last_us):
     parts = [standing(history) for history in many]
     retained = RetainedRange(limit, last_us)
-    each, floors = (
-        {name: np.concatenate([part[i][name] for part in parts]) for name in parts[0][i]}
-        for i in (0, 1)
-    )
-    ends, low = (
-        {name: np.array([column.min(), column.max()]) for name, column in columns.items()}
-        for columns in (each, floors)
-    )
-    exact = compute_bounds(query, retained, each, floors, 3).over(0, len(many))
-    least, most, min_us, max_us = compute_bounds(query, retained, ends, low, 3).over(0, 2)
+    states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    ends = {name: np.array([column.min(), column.max()]) for name, column in states.items()}
+    exact = compute_bounds(query, retained, states, 3).over(0, len(many))
+    least, most, min_us, max_us = compute_bounds(query, retained, ends, 3).over(0, 2)
     assert least <= exact[0]
     assert min_us <= exact[2]
     assert most >= exact[1]
