@@ -709,10 +709,12 @@ def parse_subscribe(raw: Mapping[str, str]) -> SubscribeOptions:
 
 def parse_any_read(raw: Mapping[str, str]) -> ReadOptions | SubscribeOptions:
     """Return the options of a read or a subscription; raise OptionError if it is neither."""
-    both = {spec.name.lower() for spec in option_specs(ReadOptions).values()}
-    only_streams = {spec.name.lower() for spec in option_specs(SubscribeOptions).values()} - both
-    streams = only_streams & {name.lower() for name in raw}
-    return parse_subscribe(raw) if streams else parse_read(raw)
+    of_reads, of_streams = (
+        {spec.name.lower() for spec in option_specs(options).values()}
+        for options in (ReadOptions, SubscribeOptions)
+    )
+    is_stream = not (of_streams - of_reads).isdisjoint(name.lower() for name in raw)
+    return parse_subscribe(raw) if is_stream else parse_read(raw)
 
 
 def parse_argument(name: str, value: str) -> Any:

@@ -599,14 +599,14 @@ class QueryResult(TableResult):
         tables = [_show_originals(result) for result in (other, self)]
         # A column may have got a wider type in the meantime.
         tables = [widen_rows(table, list(tables[0].schema)) for table in tables]
-        both = pa.concat_tables(tables, promote_options="default")
-        sequence = to_int64(both["sequence"])
+        events = pa.concat_tables(tables, promote_options="default")
+        sequence = to_int64(events["sequence"])
         _, rows_by_sequence = np.unique(sequence, return_index=True)
-        original = to_int64(originals_of(both))[rows_by_sequence]
+        original = to_int64(originals_of(events))[rows_by_sequence]
         # The last row of each original has the highest sequence.
         _, from_end = np.unique(original[::-1], return_index=True)
         newest_rows = rows_by_sequence[len(rows_by_sequence) - 1 - from_end]
-        return QueryResult(both.take(pa.array(newest_rows)), len(newest_rows))
+        return QueryResult(events.take(pa.array(newest_rows)), len(newest_rows))
 
     def __eq__(self, other: object) -> bool:
         """Return True if kind, columns, events and counts are equal; a NaN equals a NaN."""

@@ -324,8 +324,8 @@ def _list_unused_events(table: DeltaTable, store_id: str) -> list[str]:
     unnamed = table.vacuum(
         ORPHAN_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False, full=True
     )
-    own = (path for path in unnamed if bears_tag(path, store_id))
-    return [path for path in (*removed, *own) if _is_event_file(path)]
+    of_this_store = (path for path in unnamed if bears_tag(path, store_id))
+    return [path for path in (*removed, *of_this_store) if _is_event_file(path)]
 
 
 def _list_old_heads(store: Store, now_us: int, early_us: Mapping[str, int]) -> set[str]:

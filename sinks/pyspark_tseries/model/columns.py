@@ -467,13 +467,13 @@ def _unite(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     if types.is_struct(old) and types.is_struct(new):
         theirs = {field.name.lower(): field for field in new}
         ours = {field.name.lower() for field in old}
-        both = [
+        united = [
             field.with_type(_unite(field.type, theirs[field.name.lower()].type))
             if field.name.lower() in theirs
             else field
             for field in old
         ]
-        return pa.struct([*both, *(field for name, field in theirs.items() if name not in ours)])
+        return pa.struct([*united, *(field for name, field in theirs.items() if name not in ours)])
     if types.is_list(old) and types.is_list(new):
         return pa.list_(pa.field("element", _unite(old.value_type, new.value_type)))
     if types.is_map(old) and types.is_map(new):

@@ -217,7 +217,7 @@ def parse_fill(fill: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) ->
                 "take another fill, or aggregate numbers alone",
             )
         if word is None and not _can_hold(data_type, fill):
-            words = [each for each in FILLS if each != "linear" or is_number(data_type)]
+            words = [name for name in FILLS if name != "linear" or is_number(data_type)]
             raise InvalidQuery(
                 f"column '{aggregate.name}' ({data_type}) cannot hold the fill {show_value(fill)}",
                 f"{', '.join(map(repr, words))}, or a value of its type",
@@ -575,7 +575,7 @@ def _flag_same(old: pa.Array, new: pa.Array) -> BoolArray:
     same = pc.fill_null(pc.equal(old, new), False)
     same = pc.or_(same, pc.and_(pc.is_null(old), pc.is_null(new)))
     if pa.types.is_floating(new.type):
-        both = pc.and_(pc.is_nan(old), pc.is_nan(new))
-        same = pc.or_(same, pc.fill_null(both, False))
+        both_nan = pc.and_(pc.is_nan(old), pc.is_nan(new))
+        same = pc.or_(same, pc.fill_null(both_nan, False))
     flags: BoolArray = np.asarray(same, bool)
     return flags

@@ -52,6 +52,8 @@ from pyspark_tseries.read.scan import (
 )
 from pyspark_tseries.read.select import make_plain
 from pyspark_tseries.read.states import (
+    HALF_BITS,
+    LOW_HALF,
     Folding,
     Merger,
     States,
@@ -289,7 +291,7 @@ def _finish_sum(
         sums = sums / np.maximum(counts, 1) if aggregate.function == "mean" else sums
         return pa.array(sums, mask=none)
     high, low = (to_int64(state[state_column].fill_null(0)) for state_column in ("high", "low"))
-    high, low = high + (low >> 32), low & 0xFFFF_FFFF
+    high, low = high + (low >> HALF_BITS), low & LOW_HALF
     beyond = np.flatnonzero((high < -(2**31)) | (high >= 2**31))
     if aggregate.function == "sum":
         if len(beyond):
@@ -298,9 +300,9 @@ def _finish_sum(
                 "sums from -2^63 to 2^63 - 1",
                 "take 'mean', or smaller buckets",
             )
-        return pa.array((high << 32) + low, mask=none)
-    sums = ((high << 32) + low).astype(np.float64)
-    sums[beyond] = [float((int(high[row]) << 32) + int(low[row])) for row in beyond]
+        return pa.array((high << HALF_BITS) + low, mask=none)
+    sums = ((high << HALF_BITS) + low).astype(np.float64)
+    sums[beyond] = [float((int(high[row]) << HALF_BITS) + int(low[row])) for row in beyond]
     return pa.array(sums / np.maximum(counts, 1), mask=none)
 
 

@@ -58,8 +58,8 @@ _NEEDS: Final = {
 _IN_ORDER: Final = ("first", "last", "time_weighted_mean")
 """These functions depend on the order of events with equal timestamps."""
 
-_HALF: Final = 32
-_LOW_HALF: Final = (1 << _HALF) - 1
+HALF_BITS: Final = 32
+LOW_HALF: Final = (1 << HALF_BITS) - 1
 """A sum of integers is held in two halves, so that neither overflows."""
 
 _NO_NUMBER: Final = "none"
@@ -470,8 +470,8 @@ def _fold_sum(values: pa.Array, runs: Runs) -> dict[str, Any]:
     integers = numbers.astype(np.int64, copy=False)
     if max(-int(integers.min()), int(integers.max())) * int(runs.sizes.max()) < 2**63:
         sums = reduce_runs(np.add, integers, runs.first, runs.sizes)
-        return {"high": sums >> _HALF, "low": sums & _LOW_HALF}
-    halves = {"high": integers >> _HALF, "low": integers & _LOW_HALF}
+        return {"high": sums >> HALF_BITS, "low": sums & LOW_HALF}
+    halves = {"high": integers >> HALF_BITS, "low": integers & LOW_HALF}
     return {
         name: reduce_runs(np.add, half_values, runs.first, runs.sizes)
         for name, half_values in halves.items()
@@ -485,7 +485,7 @@ def _merge_sum(state_columns: dict[str, pa.Array], runs: Runs) -> dict[str, Any]
         high, low = (
             _add(state_columns[half_name].fill_null(0), runs) for half_name in ("high", "low")
         )
-        return {"high": high + (low >> _HALF), "low": low & _LOW_HALF}
+        return {"high": high + (low >> HALF_BITS), "low": low & LOW_HALF}
     sum_parts = add_parts(parts_of(state_columns), runs.first, runs.sizes)
     return {f"part {name}": sums for name, sums in sum_parts.items()}
 

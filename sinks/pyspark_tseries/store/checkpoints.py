@@ -343,7 +343,7 @@ def _merge_log(location: Location, version: int, to: str) -> bool:
     log = location.file(LOG_FOLDER)
     names = log_tail(os.listdir(log), version)
     checkpoints = [name for name in names if not name.endswith(".json")]
-    if len(checkpoints) != 1 or not _PLAIN_CHECKPOINT.fullmatch(checkpoints[0]):
+    if len(checkpoints) != 1 or checkpoints[0][20:] != ".checkpoint.parquet":
         return False
     entries = []
     for number in range(int(checkpoints[0][:20]) + 1, version + 1):
@@ -362,9 +362,6 @@ def _merge_log(location: Location, version: int, to: str) -> bool:
     checkpoint = os.path.join(copied, f"{version - 1:020d}.checkpoint.parquet")
     location.copy(os.path.join(log, checkpoints[0]), checkpoint)
     return True
-
-
-_PLAIN_CHECKPOINT: Final = re.compile(r"\d{20}\.checkpoint\.parquet")
 
 
 def merge_entries(entries: Iterable[bytes]) -> bytes | None:
