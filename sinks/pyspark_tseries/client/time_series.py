@@ -759,7 +759,7 @@ class TimeSeries(Questions):
             rows, index = view.newest(series)
             if expected is not None:
                 SeriesCondition(series, expected).check_series(index)
-            newest = index.lookup_one(series)["last_sequence"]
+            condition = SeriesCondition.as_read(series, index, view.snapshot.settings.retained)
             events = QueryResult(rows, rows.num_rows).events
             answer = holds(events[-1] if events else None)
             if inspect.isawaitable(answer):
@@ -775,10 +775,10 @@ class TimeSeries(Questions):
             if not answer:
                 raise condition_error(
                     f"the condition does not hold for the newest event of series '{series}'",
-                    newest,
+                    condition.sequence,
                 )
             try:
-                return add(SeriesCondition(series, newest, (view.snapshot.metadata.erasure,)))
+                return add(condition)
             except ConditionFailed:
                 policy.pause(attempt)  # The event that the condition saw is no longer the newest.
         raise self._store.busy_error(

@@ -329,30 +329,40 @@ class SeriesCondition:
     Attributes:
         series: its name.
         sequence: its highest sequence; -1 if it must have no event.
-        last_erasure: the id of the store's last erasure, or None, in a tuple; None for any.
+        shown: what decides, without a new event, which events a query shows; None for any.
     """
 
     series: str
     sequence: int
-    last_erasure: tuple[str | None] | None = None
+    shown: tuple[object, ...] | None = None
+
+    @staticmethod
+    def as_read(series: str, index: SeriesIndex, retained: RetainedRange) -> "SeriesCondition":
+        """Return the condition that a series is as in `index`, and a query shows the same of it."""
+        floors = index.min_retained([series])
+        shown = (index.metadata.erasure, retained, *(int(floor[0]) for floor in floors.values()))
+        return SeriesCondition(series, index.lookup_one(series)["last_sequence"], shown)
 
     def check(self, context: "CommitContext") -> None:
         """Raise ConditionFailed if the series is in another state."""
         self.check_series(context.index)
+        now = SeriesCondition.as_read(self.series, context.index, context.settings.retained)
+        if self.shown not in (None, now.shown):
+            raise condition_error(
+                "values were erased, or the retained range was set, since the newest event of "
+                f"series '{self.series}' was read",
+                self.sequence,
+            )
 
     def check_series(self, index: SeriesIndex) -> None:
-        """Raise ConditionFailed if the series is in another state in `index`."""
+        """Raise ConditionFailed if the series has another highest sequence in `index`."""
         last_sequence = index.lookup_one(self.series)["last_sequence"]
-        same = self.last_erasure is None or self.last_erasure == (index.metadata.erasure,)
-        if last_sequence == self.sequence and same:
-            return
-        problem = (
-            f"values were erased since the newest one of series '{self.series}' was read"
-            if last_sequence == self.sequence
-            else f"the last event of series '{self.series}' has sequence {last_sequence}, and "
-            f"{self.sequence} is expected"
-        )
-        raise condition_error(problem, last_sequence)
+        if last_sequence != self.sequence:
+            raise condition_error(
+                f"the last event of series '{self.series}' has sequence {last_sequence}, and "
+                f"{self.sequence} is expected",
+                last_sequence,
+            )
 
 
 def condition_error(problem: str, last_sequence: int) -> ConditionFailed:

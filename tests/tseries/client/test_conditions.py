@@ -125,6 +125,23 @@ def test_an_erasure_meanwhile_asks_the_condition_again(store):
     assert asked == [1.0, None]
 
 
+def test_a_retained_range_that_is_set_meanwhile_asks_the_condition_again(store):
+    """The event was stored by a value that an edit hid by then."""
+    store.append("a", 1.0)
+    store.edit("a", 0, 2.0)
+    asked = []
+
+    def holds(event):
+        if not asked:
+            store.set_retained_range("limit 1")
+            store.set_retained_range("unlimited")
+        asked.append(event and event.value)
+        return True
+
+    store.append("a", 3.0, if_newest=holds)
+    assert asked == [2.0, None]
+
+
 def test_one_of_several_writers_that_expect_the_same_succeeds(store):
     def add(number):
         try:
