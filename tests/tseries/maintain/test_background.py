@@ -35,6 +35,8 @@ from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
 
+pytestmark = pytest.mark.thorough
+
 HOUR_US = 3_600_000_000
 
 
@@ -72,7 +74,6 @@ def wait_for(condition, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.mark.thorough
 def test_writer_starts_maintenance_in_a_process_of_its_own(store):
     for n in range(3 * COMMITS_PER_MAINTENANCE - 1):
         store.append(batch(("a", n), (f"b{n}", n)))
@@ -174,7 +175,6 @@ def test_maintenance_without_file_locks_runs_once_per_process(store, patient, mo
     again.join()
 
 
-@pytest.mark.thorough
 def test_maintenance_continues_while_commits_go_on(store, monkeypatch):
     fill(store, COMMITS_PER_MAINTENANCE)
     files, rounds = [], [2 * COMMITS_PER_MAINTENANCE, COMMITS_PER_MAINTENANCE - 3]
@@ -190,7 +190,6 @@ def test_maintenance_continues_while_commits_go_on(store, monkeypatch):
     assert files == [COMMITS_PER_MAINTENANCE, 1]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("pause_s", "sweeps"), [(60.0, 1), (0.0, 3)])
 def test_a_busy_store_loses_old_log_entries_each_round_and_is_listed_once_a_minute(
     store, monkeypatch, pause_s, sweeps

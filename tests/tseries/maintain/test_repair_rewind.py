@@ -22,6 +22,8 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.store.store import Store
 
+pytestmark = pytest.mark.thorough
+
 VALUES = {"value": pa.int64()}
 TORN = in_ci(["half", "zeros"], ["empty", "half", "zeros"])
 
@@ -77,7 +79,6 @@ def test_a_torn_newest_entry_whose_files_are_whole_loses_nothing(path, how):
     assert opened(path).append("a", 1).sequence == 7
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("how", TORN)
 @pytest.mark.parametrize("kind", ["entry", "data"])
 def test_rewind_of_a_torn_newest_commit_reports_it_and_keeps_the_rest(path, kind, how):
@@ -142,7 +143,6 @@ def test_unknown_events_of_a_lost_commit_are_reported_as_unknown(path):
     assert verify(str(path)) == []
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("how", TORN)
 @pytest.mark.parametrize("pointer", [True, False])
 def test_a_torn_checkpoint_is_named_and_loses_nothing(path, how, pointer):
@@ -263,7 +263,6 @@ def test_repair_command_reports_losses_and_exits_with_1_if_some_are_left(path, c
     assert run() == (0, "nothing to repair\n")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(in_ci(4, 12)))
 def test_rewind_after_any_power_loss_keeps_a_prefix_of_the_commits(tmp_path, monkeypatch, seed):
     home = tmp_path / "home" / "s"

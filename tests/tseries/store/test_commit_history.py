@@ -31,6 +31,8 @@ from pyspark_tseries.store.log_check import read_entry
 from pyspark_tseries.store.log_entries import parse_entry
 from pyspark_tseries.store.store import Store
 
+pytestmark = pytest.mark.thorough
+
 
 def copy(source, target):
     """A copy, or a copy put back, as `cp -a` of the whole folder makes it."""

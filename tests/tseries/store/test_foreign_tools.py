@@ -26,6 +26,8 @@ from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store import checkpoints
 from pyspark_tseries.store.store import Store
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ["", "a", "b", "room \U00020bb7", "z" * 200, "z" * 200 + "y", "\U0010ffff"]
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -104,7 +106,6 @@ def clustered(table):
 TOOLS = [compacted, small_groups, clustered_by_time, clustered, rewritten_by_spark]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("tool", in_ci([compacted, clustered_by_time, rewritten_by_spark], TOOLS))
 def test_a_store_that_another_tool_has_optimized_simply_works(path, tool):
     subscriber = Client(path, parse_range("unlimited"))
@@ -290,7 +291,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("change", in_ci([deleted, updated, appended], list(CHANGES)))
 def test_foreign_change_of_rows_is_refused_until_restored(path, change):
     before, series = contents(path), opened(path)
@@ -318,7 +318,6 @@ def test_foreign_change_of_rows_is_refused_until_restored(path, change):
     assert verify(str(path)) == []
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("change", in_ci([deleted, updated, appended], list(CHANGES)))
 def test_repair_undoes_foreign_changes_and_keeps_the_tools_files(path, change):
     before, series = contents(path), opened(path)
@@ -351,7 +350,6 @@ def test_foreign_change_with_removed_files_is_reported_by_file(path):
         opened(path)
 
 
-@pytest.mark.thorough
 def test_foreign_change_stays_refused_after_optimize_and_checkpoints(path):
     sound = DeltaTable(path).version()
     before = contents(path)
@@ -438,7 +436,6 @@ def test_a_feature_of_an_empty_store_is_refused_with_a_way_back_to_its_creation(
     assert opened(path).append("a", 1.0).sequence == 0
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("ask", [ask_for_changes, ask_for_features])
 def test_a_feature_that_asks_more_of_writers_is_refused_with_a_way_back_that_works(path, ask):
     """delta-rs has no way to drop a feature."""
