@@ -22,7 +22,7 @@ from pyspark_timestream.commands.peek.examine import (
     TopicSample,
     examine,
 )
-from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.instants import Integers, format_instant
 from pyspark_timestream.core.options import is_secret
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
@@ -120,7 +120,7 @@ def _select_newest(
     )
 
 
-def _slice(block: RecordBlock, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> RecordBlock:
+def _slice(block: RecordBlock, rows: Integers) -> RecordBlock:
     indexes = pa.array(rows, pa.int64())
     return RecordBlock(*(column.take(indexes) for column in block if column is not None))
 

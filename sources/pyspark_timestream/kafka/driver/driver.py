@@ -237,6 +237,8 @@ class StreamDriver:
             self._has_schemas = True
         return self._options.readers
 
+    # -- the next batch ---------------------------------------------------------------------------
+
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         self._wait_for_commit()
@@ -292,17 +294,6 @@ class StreamDriver:
         if self._importer is not None and import_options is not None:
             self._importer.change(import_options)
 
-    def read_offset(self, value: Mapping[str, Any]) -> StreamOffset:
-        """Read an offset that Spark gives back.
-
-        Raises:
-            CheckpointUnreadable: an earlier run wrote it, and it is damaged.
-        """
-        first, number = self._first_planned, value.get("number")
-        if first is not None and isinstance(number, int) and number >= first:
-            return StreamOffset.from_json(value)
-        return read_recorded_offset(value)
-
     def _limit_to_own_ends(self, previous: StreamOffset | None) -> None:
         """Make this a bounded run if the stream has ends of its own (semantics 7.6)."""
         if self._options.ends_by_default or self._ends.is_bounded:
@@ -350,18 +341,212 @@ class StreamDriver:
             change=change,
         )
 
-    def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
-        """Return the positions of the partitions that have reached `endingCti`."""
-        until_us = self._options.ending_cti_us
-        clocks = {} if until_us is None else self._end_states.find(self._options, previous).clocks
-        return find_ended(previous, clocks, until_us)
-
     def _waits_for_records(self) -> bool:
         """Return whether the batch waits for `minOffsetsPerTrigger` (until `maxTriggerDelay`)."""
         filled_us = self._work.filled_us
         if self._ends.is_bounded or filled_us is None:
             return False
         return self._now_us() - filled_us < self._options.max_delay_us
+
+    def _plan_first(self, run: RunContext) -> StreamOffset:
+        stream = uuid.uuid4().hex
+        self._connect(stream)
+        imported = self._read_imported(None)
+        high_watermarks = self._ends.get_high_watermarks() if imported else {}
+        earliest, ends = self._ends.find_first_ranges()
+        starts = read_start(self._options).resolve(earliest, ends, self._broker.offsets_at)
+        fixed_ends = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
+        high_watermarks = self._add_lacking_ends(high_watermarks, starts.keys() if imported else ())
+        snapshot = BrokerSnapshot(
+            positions=starts,
+            ends=ends if fixed_ends is None else fixed_ends,
+            topic_ids={**self._imported_ids, **self._topic_ids.get(ends, fresh=True)},
+            imported=imported,
+            high_watermarks=limit_ends(high_watermarks, fixed_ends, {}),
+        )
+        warnings = self._warner.warn_at_start(earliest, starts, run.bounded)
+        planned = plan_first_offset(stream, self._options.settings(), snapshot, run, warnings)
+        return replace(planned, fixed_ends=fixed_ends)
+
+    def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
+        self._connect(previous.stream)
+        # Read the import before asking for the ends: a CTI waits for ends later than its reading.
+        imported = self._read_imported(previous, run.change)
+        has_new_ctis = has_new_import(previous, imported)
+        high_watermarks = self._ends.get_high_watermarks() if has_new_ctis else {}
+        logs = self._examine_logs(previous, run)
+        if imported is not None:
+            new = logs.positions.keys() - previous.partitions.keys()
+            waiting = logs.positions.keys() if has_new_ctis else new
+            high_watermarks = self._add_lacking_ends(high_watermarks, waiting)
+            if has_new_ctis and not waiting <= high_watermarks.keys():
+                # While a partition's leader changes, its end is unknown: leave the new CTIs to a
+                # later batch.
+                imported = previous.imported
+        now_us = self._now_us()
+        caught_up_since_us = self._watch_idle(previous, logs.positions, run, now_us)
+        end_states = self._end_states.find(self._options, previous)
+        snapshot = BrokerSnapshot(
+            positions=logs.positions,
+            ends=logs.ends,
+            lost=logs.lost,
+            now_us=now_us,
+            caught_up_since_us=caught_up_since_us,
+            nothing_to_do=not run.bounded and self._work.has_been_missing(now_us),
+            topic_ids=logs.topic_ids,
+            imported=imported,
+            high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
+            malformed_values=end_states.malformed_values,
+        )
+        state = StreamState(previous, end_states.clocks, snapshot, run)
+        warnings = self._warner.update(
+            previous, carry_over(state), snapshot.ends, now_us, end_states.diagnoses
+        )
+        return plan_next_offset(state, warnings, self._ask_time_index(state))
+
+    # -- what the next batch depends on -----------------------------------------------------------
+
+    def _get_importer(self) -> CtiImporter | None:
+        options = derive_import_options(self._options)
+        if options is not None and self._importer is None:
+            # The group is not used: the offset holds the positions in the topic.
+            group = options.group_prefix
+            reader = self._create_reader(options, group)
+            self._importer = CtiImporter(options, self._create_broker(options, group), reader.read)
+        return self._importer
+
+    @property
+    def _imported_ids(self) -> Mapping[str, str]:
+        return self._importer.topic_ids if self._importer else {}
+
+    def _read_imported(
+        self, previous: StreamOffset | None, change: NewRules | None = None
+    ) -> ImportedTopic | None:
+        """Read the imported topic, unless the stream or the run has ended."""
+        importer = self._get_importer()
+        if importer is None:
+            return None
+        if previous is None:
+            return importer.update(None, {}, self._now_us())
+        has_run_ended = self._has_started and self._ends.is_bounded and previous.end_of_run
+        recorded = previous.imported
+        if previous.final or has_run_ended:
+            return recorded
+        if recorded and change:
+            options = map(derive_import_options, (change.before, change.after))
+            recorded = change_import(recorded, *options)
+        return importer.update(recorded, previous.topic_ids, self._now_us())
+
+    def _add_lacking_ends(
+        self, high_watermarks: Mapping[Partition, int], partitions: Iterable[Partition]
+    ) -> dict[Partition, int]:
+        """Add the ends of partitions that metadata may have lacked for a moment; ask once more.
+
+        An imported CTI waits for the end that a log had when it was read, or for a later one.
+        """
+        lacking = set(partitions) - high_watermarks.keys()
+        return {**high_watermarks, **(self._broker.high_watermarks(lacking) if lacking else {})}
+
+    def _examine_logs(self, previous: StreamOffset, run: RunContext) -> _Logs:
+        """Find the positions to go on at, new partitions, and losses (semantics 5.5, 5.6, 9.1)."""
+        ended = self._find_ended(previous)
+        open_positions = _find_open_positions(previous, ended)
+        ends = limit_ends(self._ends.wait_for(open_positions), previous.fixed_ends, ended)
+        readable_ends, last_positions = self._ends.readable_ends, open_positions | ended
+        # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
+        new = [
+            partition
+            for partition in ends
+            if partition not in last_positions and partition in readable_ends
+        ]
+        has_caught_up = not new and not run.new_start and ends == last_positions
+        topic_ids, earliest = self._identify(previous, last_positions if has_caught_up else None)
+        recreated = find_recreated_topics(previous.topic_ids, topic_ids)
+        returned = _note_returned(previous, new, recreated)
+        positions, losses = reconcile(
+            open_positions | returned,
+            earliest,
+            readable_ends,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            recreated=recreated,
+            unchanged=find_unchanged_topics(previous.topic_ids, topic_ids),
+        )
+        for loss in losses:
+            _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
+        starts = {
+            partition: earliest[partition]
+            for partition in new
+            if partition in earliest and partition not in returned
+        }
+        return _Logs({**positions, **ended, **starts}, ends, bool(losses or returned), topic_ids)
+
+    def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
+        """Return the positions of the partitions that have reached `endingCti`."""
+        until_us = self._options.ending_cti_us
+        clocks = {} if until_us is None else self._end_states.find(self._options, previous).clocks
+        return find_ended(previous, clocks, until_us)
+
+    def _identify(
+        self, previous: StreamOffset, caught_up_at: Mapping[Partition, int] | None
+    ) -> tuple[Mapping[str, str], Mapping[Partition, int]]:
+        """Return the ids of the topics, and the first offsets of their partitions.
+
+        A stream that has caught up, at the positions `caught_up_at`, has no unread records to lose,
+        so it saves the request.
+        """
+        readable_ends = self._ends.readable_ends
+        if caught_up_at is not None:
+            topic_ids = {**self._imported_ids, **self._topic_ids.get(readable_ends)}
+            earliest = caught_up_at
+            has_new_ids = bool(find_recreated_topics(previous.topic_ids, topic_ids))
+        else:
+            stream_ids, earliest = self._broker.identify(readable_ends)
+            self._topic_ids.note(stream_ids)
+            topic_ids = {**self._imported_ids, **stream_ids}
+            has_new_ids = not previous.topic_ids.items() >= topic_ids.items()
+        if has_new_ids:
+            # The first offsets may be those of the earlier topic.
+            earliest = self._broker.earliest(readable_ends)
+        return topic_ids, earliest
+
+    def _watch_idle(
+        self,
+        previous: StreamOffset,
+        positions: Mapping[Partition, int],
+        run: RunContext,
+        now_us: int,
+    ) -> Mapping[Partition, int]:
+        """Return which partitions have caught up, and since when (semantics 5.3)."""
+        if run.new_start:
+            self._idle_tracker.resume(previous.partitions)
+        idle = {
+            partition
+            for partition, partition_offset in previous.partitions.items()
+            if partition_offset.idle
+        }
+        readable_ends = self._ends.readable_ends
+        return self._idle_tracker.update(self._broker, positions, readable_ends, idle, now_us)
+
+    def _ask_time_index(self, state: StreamState) -> Mapping[Partition, int | None]:
+        """Return the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
+        if not self._options.is_timed_by_record:
+            return {}
+        return self._broker.offsets_at(
+            find_alignment(state, state.snapshot.ends).list_instants_ms()
+        )
+
+    # -- batches that were planned ----------------------------------------------------------------
+
+    def read_offset(self, value: Mapping[str, Any]) -> StreamOffset:
+        """Read an offset that Spark gives back.
+
+        Raises:
+            CheckpointUnreadable: an earlier run wrote it, and it is damaged.
+        """
+        first, number = self._first_planned, value.get("number")
+        if first is not None and isinstance(number, int) and number >= first:
+            return StreamOffset.from_json(value)
+        return read_recorded_offset(value)
 
     def find_recreated(self, offset: StreamOffset, ranges: Iterable[OffsetRange]) -> frozenset[str]:
         """Return the topics that were created again since a batch that now runs again (9.1).
@@ -443,184 +628,7 @@ class StreamDriver:
             [warning.line for warning in recall_warnings(self.planned.warnings)],
         )
 
-    def _plan_first(self, run: RunContext) -> StreamOffset:
-        stream = uuid.uuid4().hex
-        self._connect(stream)
-        imported = self._read_imported(None)
-        high_watermarks = self._ends.get_high_watermarks() if imported else {}
-        earliest, ends = self._ends.find_first_ranges()
-        starts = read_start(self._options).resolve(earliest, ends, self._broker.offsets_at)
-        fixed_ends = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
-        high_watermarks = self._add_lacking_ends(high_watermarks, starts.keys() if imported else ())
-        snapshot = BrokerSnapshot(
-            positions=starts,
-            ends=ends if fixed_ends is None else fixed_ends,
-            topic_ids={**self._imported_ids, **self._topic_ids.get(ends, fresh=True)},
-            imported=imported,
-            high_watermarks=limit_ends(high_watermarks, fixed_ends, {}),
-        )
-        warnings = self._warner.warn_at_start(earliest, starts, run.bounded)
-        planned = plan_first_offset(stream, self._options.settings(), snapshot, run, warnings)
-        return replace(planned, fixed_ends=fixed_ends)
-
-    def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
-        self._connect(previous.stream)
-        # Read the import before asking for the ends: a CTI waits for ends later than its reading.
-        imported = self._read_imported(previous, run.change)
-        has_new_ctis = has_new_import(previous, imported)
-        high_watermarks = self._ends.get_high_watermarks() if has_new_ctis else {}
-        logs = self._examine_logs(previous, run)
-        if imported is not None:
-            new = logs.positions.keys() - previous.partitions.keys()
-            waited_for = logs.positions.keys() if has_new_ctis else new
-            high_watermarks = self._add_lacking_ends(high_watermarks, waited_for)
-            if has_new_ctis and not waited_for <= high_watermarks.keys():
-                # While a partition's leader changes, its end is unknown, so a later batch takes the
-                # new CTIs.
-                imported = previous.imported
-        now_us = self._now_us()
-        caught_up_since_us = self._watch_idle(previous, logs.positions, run, now_us)
-        end_states = self._end_states.find(self._options, previous)
-        snapshot = BrokerSnapshot(
-            positions=logs.positions,
-            ends=logs.ends,
-            lost=logs.lost,
-            now_us=now_us,
-            caught_up_since_us=caught_up_since_us,
-            nothing_to_do=not run.bounded and self._work.has_been_missing(now_us),
-            topic_ids=logs.topic_ids,
-            imported=imported,
-            high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
-            malformed_values=end_states.malformed_values,
-        )
-        state = StreamState(previous, end_states.clocks, snapshot, run)
-        warnings = self._warner.update(
-            previous, carry_over(state), snapshot.ends, now_us, end_states.diagnoses
-        )
-        return plan_next_offset(state, warnings, self._ask_time_index(state))
-
-    def _add_lacking_ends(
-        self, high_watermarks: Mapping[Partition, int], partitions: Iterable[Partition]
-    ) -> dict[Partition, int]:
-        """Add the ends of partitions that metadata may have lacked for a moment; ask once more.
-
-        An imported CTI waits for the end that a log had when it was read, or for a later one.
-        """
-        lacking = set(partitions) - high_watermarks.keys()
-        return {**high_watermarks, **(self._broker.high_watermarks(lacking) if lacking else {})}
-
-    def _examine_logs(self, previous: StreamOffset, run: RunContext) -> _Logs:
-        """Find the positions to go on at, new partitions, and losses (semantics 5.5, 5.6, 9.1)."""
-        ended = self._find_ended(previous)
-        open_positions = _find_open_positions(previous, ended)
-        ends = limit_ends(self._ends.wait_for(open_positions), previous.fixed_ends, ended)
-        readable_ends, last_positions = self._ends.readable_ends, open_positions | ended
-        # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
-        new = [
-            partition
-            for partition in ends
-            if partition not in last_positions and partition in readable_ends
-        ]
-        has_caught_up = not new and not run.new_start and ends == last_positions
-        topic_ids, earliest = self._identify(previous, last_positions if has_caught_up else None)
-        recreated = find_recreated_topics(previous.topic_ids, topic_ids)
-        returned = _note_returned(previous, new, recreated)
-        positions, losses = reconcile(
-            open_positions | returned,
-            earliest,
-            readable_ends,
-            fail_on_data_loss=self._options.fail_on_data_loss,
-            recreated=recreated,
-            unchanged=find_unchanged_topics(previous.topic_ids, topic_ids),
-        )
-        for loss in losses:
-            _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
-        starts = {
-            partition: earliest[partition]
-            for partition in new
-            if partition in earliest and partition not in returned
-        }
-        return _Logs({**positions, **ended, **starts}, ends, bool(losses or returned), topic_ids)
-
-    def _identify(
-        self, previous: StreamOffset, caught_up_at: Mapping[Partition, int] | None
-    ) -> tuple[Mapping[str, str], Mapping[Partition, int]]:
-        """Return the ids of the topics, and the first offsets of their partitions.
-
-        A stream that has caught up, at the positions `caught_up_at`, has no unread records to lose,
-        so it saves the request.
-        """
-        readable_ends = self._ends.readable_ends
-        if caught_up_at is not None:
-            topic_ids = {**self._imported_ids, **self._topic_ids.get(readable_ends)}
-            earliest = caught_up_at
-            has_new_ids = bool(find_recreated_topics(previous.topic_ids, topic_ids))
-        else:
-            stream_ids, earliest = self._broker.identify(readable_ends)
-            self._topic_ids.note(stream_ids)
-            topic_ids = {**self._imported_ids, **stream_ids}
-            has_new_ids = not previous.topic_ids.items() >= topic_ids.items()
-        if has_new_ids:
-            # The first offsets may be those of the earlier topic.
-            earliest = self._broker.earliest(readable_ends)
-        return topic_ids, earliest
-
-    def _watch_idle(
-        self,
-        previous: StreamOffset,
-        positions: Mapping[Partition, int],
-        run: RunContext,
-        now_us: int,
-    ) -> Mapping[Partition, int]:
-        """Return which partitions have caught up, and since when (semantics 5.3)."""
-        if run.new_start:
-            self._idle_tracker.resume(previous.partitions)
-        idle = {
-            partition
-            for partition, partition_offset in previous.partitions.items()
-            if partition_offset.idle
-        }
-        readable_ends = self._ends.readable_ends
-        return self._idle_tracker.update(self._broker, positions, readable_ends, idle, now_us)
-
-    def _ask_time_index(self, state: StreamState) -> Mapping[Partition, int | None]:
-        """Return the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
-        if not self._options.is_timed_by_record:
-            return {}
-        return self._broker.offsets_at(
-            find_alignment(state, state.snapshot.ends).list_instants_ms()
-        )
-
-    def _get_importer(self) -> CtiImporter | None:
-        options = derive_import_options(self._options)
-        if options is not None and self._importer is None:
-            # The group is not used: the offset holds the positions in the topic.
-            group = options.group_prefix
-            reader = self._create_reader(options, group)
-            self._importer = CtiImporter(options, self._create_broker(options, group), reader.read)
-        return self._importer
-
-    @property
-    def _imported_ids(self) -> Mapping[str, str]:
-        return self._importer.topic_ids if self._importer else {}
-
-    def _read_imported(
-        self, previous: StreamOffset | None, change: NewRules | None = None
-    ) -> ImportedTopic | None:
-        """Read the imported topic, unless the stream or the run has ended."""
-        importer = self._get_importer()
-        if importer is None:
-            return None
-        if previous is None:
-            return importer.update(None, {}, self._now_us())
-        has_run_ended = self._has_started and self._ends.is_bounded and previous.end_of_run
-        recorded = previous.imported
-        if previous.final or has_run_ended:
-            return recorded
-        if recorded and change:
-            options = map(derive_import_options, (change.before, change.after))
-            recorded = change_import(recorded, *options)
-        return importer.update(recorded, previous.topic_ids, self._now_us())
+    # -- the brokers ------------------------------------------------------------------------------
 
     def _connect(self, stream: str | None) -> None:
         """Connect to the brokers as the consumer group of the stream; None if it has no id yet."""
