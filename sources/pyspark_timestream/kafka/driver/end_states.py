@@ -53,24 +53,23 @@ class EndStates:
     diagnoses: tuple[Diagnosis, ...] = ()
 
 
-def _copy_start_states(offset: StreamOffset) -> EndStates:
-    """Return the states at the start of the batch `offset`, as if the batch read nothing."""
-    return EndStates(
-        {
-            partition: partition_offset.clock
-            for partition, partition_offset in offset.partitions.items()
-        },
+def _copy_start_states(
+    offset: StreamOffset,
+) -> tuple[dict[Partition, PartitionClock], dict[Partition, MalformedValues]]:
+    """Return the clocks and counts at the start of the batch `offset`."""
+    partitions = offset.partitions.items()
+    return (
+        {partition: partition_offset.clock for partition, partition_offset in partitions},
         {
             partition: partition_offset.malformed_values
-            for partition, partition_offset in offset.partitions.items()
+            for partition, partition_offset in partitions
         },
     )
 
 
 def take_end_states(offset: StreamOffset, range_ends: Mapping[Partition, RangeEnd]) -> EndStates:
     """Return the end states of the batch `offset` from those of its ranges."""
-    start_states = _copy_start_states(offset)
-    clocks, malformed = dict(start_states.clocks), dict(start_states.malformed_values)
+    clocks, malformed = _copy_start_states(offset)
     for partition, end in range_ends.items():
         clocks[partition] = end.clock
         malformed[partition] += end.malformed_values
@@ -88,8 +87,7 @@ def find_end_states(
     `restore` computes the clock after a range from its records; None if the clocks hold only
     counts, which are not worth reading the records again.
     """
-    start_states = _copy_start_states(offset)
-    clocks, malformed = dict(start_states.clocks), dict(start_states.malformed_values)
+    clocks, malformed = _copy_start_states(offset)
     decoded: dict[Partition, GroupMetadata] = {}
     for offset_range in offset.ranges():
         if not offset_range.size:
@@ -186,7 +184,7 @@ def load_end_states(
     if options.cuts_partitions:
         # No task sees a whole partition, so none has its clock. Cutting is only allowed without
         # CTIs, so the clock would hold nothing but counts.
-        return _copy_start_states(offset)
+        return EndStates(*_copy_start_states(offset))
     metadata = broker.committed_metadata(
         [offset_range.partition for offset_range in offset.ranges() if offset_range.size]
     )

@@ -36,6 +36,7 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
     find_recreated_topics,
+    limit_ends,
     reconcile,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
@@ -336,12 +337,7 @@ class CtiImporter:
         """
         if self._bounds is None:
             return readable_ends
-        bounds = _raise_to_positions(self._bounds, last_positions)
-        return {
-            partition: min(end, bounds[partition])
-            for partition, end in readable_ends.items()
-            if partition in bounds
-        }
+        return limit_ends(readable_ends, _raise_to_positions(self._bounds, last_positions), {})
 
     def _read_partition(
         self, partition: Partition, progress: ImportedPartition, end: int
