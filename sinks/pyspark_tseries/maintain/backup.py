@@ -69,6 +69,10 @@ def backup(path: str | Location, target: str | Location) -> BackupResult:
     _refuse_target(source, to)
     if to.is_local:
         os.makedirs(to.root, exist_ok=True)
+        try:
+            to.make_directories(to.file("_tseries"), new=True)
+        except FileExistsError:  # Another backup to the same directory has begun meanwhile.
+            raise _occupied_error(to, "_tseries") from None
     copied: dict[str, int] = {}
 
     def attempt() -> BackupResult | None:
@@ -122,11 +126,15 @@ def _refuse_target(source: Location, to: Location) -> None:
         )
     names = _list_names(to)
     if names:
-        raise UnusableStore(
-            f"'{to.root}' is not empty: it has '{names[0]}'; nothing was copied",
-            "a directory that is empty, or is not there yet",
-            "name another one, or remove what is in it",
-        )
+        raise _occupied_error(to, names[0])
+
+
+def _occupied_error(to: Location, name: str) -> UnusableStore:
+    return UnusableStore(
+        f"'{to.root}' is not empty: it has '{name}'; nothing was copied",
+        "a directory that is empty, or is not there yet",
+        "name another one, or remove what is in it",
+    )
 
 
 def _list_names(location: Location) -> list[str]:

@@ -44,6 +44,7 @@ _NEXT_STEPS: Final = {
     errno.EFBIG: "allow larger files (ulimit -f), then do it again",
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EISDIR: "remove that directory, then do it again",
+    errno.ELOOP: "remove the symbolic link that leads back to itself, then do it again",
     errno.ENOTDIR: "choose a path that is a directory, and whose parents are",
     errno.EBUSY: "end what uses the file, then do it again",
     **dict.fromkeys(_AWAY, "bring the mount or its server back, then do it again"),

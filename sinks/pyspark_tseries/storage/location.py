@@ -447,8 +447,10 @@ class Location:
         finally:
             os.close(descriptor)
 
-    def make_directories(self, path: str) -> None:
+    def make_directories(self, path: str, *, new: bool = False) -> None:
         """Make a directory below the store's directory, but never the store's directory itself.
+
+        With `new` it must not be there yet.
 
         If the directory of a store that was moved away appeared again, the store could not be moved
         back. New directories get the rights of the store's directory, so that a group that may
@@ -456,16 +458,20 @@ class Location:
 
         Raises:
             FileNotFoundError: the store's directory is missing.
+            FileExistsError: with `new`, `path` is there.
             OSError: the directory cannot be made.
         """
-        if not self.is_local or os.path.isdir(path):
+        if not self.is_local or (os.path.isdir(path) and not new):
             return
         directory = self.root
         for name in os.path.relpath(path, self.root).split(os.sep):
             directory = os.path.join(directory, name)
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.mkdir(directory)
                 self._share(directory)
+            except FileExistsError:
+                if new and directory == path:
+                    raise
 
     def _share(self, path: str) -> None:
         """Give a new file or directory the rights of the store's directory."""

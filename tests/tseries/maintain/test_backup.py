@@ -174,6 +174,24 @@ def test_target_that_is_not_empty_or_lies_in_the_store_is_refused(tmp_path, stor
     assert files_under(tmp_path) == before
 
 
+def test_of_two_backups_into_a_folder_at_the_same_time_one_is_refused(tmp_path, store, monkeypatch):
+    """They shared their drafts of the log, and the second one ended with a bare OSError."""
+    check, target, begun = backups._refuse_target, tmp_path / "backup", []
+
+    def check_slowly(source, to):
+        check(source, to)
+        if not begun:
+            begun.append(True)
+            backup(store.root, str(target))
+            fill(store, 99)
+
+    monkeypatch.setattr(backups, "_refuse_target", check_slowly)
+    with pytest.raises(UnusableStore, match="is not empty: it has '_tseries'; nothing was copied"):
+        backup(store.root, str(target))
+    assert verify(str(target)) == []
+    assert len(stored(target)) == 25
+
+
 def test_command_copies_into_an_empty_folder_and_says_what_it_did(tmp_path, store, capsys):
     (tmp_path / "b").mkdir()
     assert main(["backup", store.root, str(tmp_path / "b")]) == 0
