@@ -3,7 +3,7 @@
 import os
 import threading
 
-from pyspark_timestream.core.processes import begin_in_forks, lazy
+from pyspark_timestream.core.processes import ProcessLock, begin_in_forks, lazy
 
 
 class Answer:
@@ -60,3 +60,15 @@ def test_a_fork_begins_anew_what_was_registered_and_is_still_there():
         os._exit(0 if kept.lock == os.getpid() else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert kept.lock is None
+
+
+def test_a_fork_has_a_free_lock_and_forgets_what_its_parent_kept():
+    kept = {"a": 1}
+    lock = ProcessLock(kept.clear)
+    with lock:
+        child = os.fork()
+        if not child:
+            with lock:
+                os._exit(1 if kept else 0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert kept == {"a": 1}
