@@ -35,6 +35,7 @@ from pyspark_timestream.core.adapters import (
 )
 from pyspark_timestream.core.checkpoint import is_initial_offset
 from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore
 from pyspark_tseries.model.arrays import (
@@ -129,7 +130,7 @@ def find_snapshot_at(planned: Snapshot, began_us: int) -> Snapshot:
 
 
 def _wait_until(us: int) -> None:
-    ahead_us = us - time.time_ns() // 1000
+    ahead_us = us - read_wall_clock()
     if (
         0 < ahead_us < MAX_REMOTE_CLOCK_SKEW_US + REMOTE_VISIBILITY_DELAY_US
     ):  # A longer wait means another clock, not an early task.
@@ -155,11 +156,11 @@ def _read_entry_time_ns(location: Location, version: int) -> int | None:
     if not location.is_local:
         entry = location.identity(path)
         return None if entry is None else entry[1]
-    until_us = time.time_ns() // 1000 + MAX_PUBLISH_US
+    until_us = read_wall_clock() + MAX_PUBLISH_US
     try:
         while (status := os.stat(path)).st_nlink > 1:
             # The writer is about to unlink the draft's name, and that changes the time.
-            now_us = time.time_ns() // 1000
+            now_us = read_wall_clock()
             if now_us >= min(until_us, status.st_ctime_ns // 1000 + MAX_PUBLISH_US):
                 break
             time.sleep(0.001)

@@ -377,7 +377,5 @@ def declare_function(function: Any, result: Any, *arguments: Any) -> Any:
 
 def _check_digest(loaded: Any, library: Path, source: Path) -> None:
     expected = hashlib.sha256(source.read_bytes()).hexdigest().encode()
-    # The first libraries had no digest.
-    digest = getattr(loaded, "native_source_digest", None)
-    if digest is None or declare_function(digest, ctypes.c_char_p)() != expected:
+    if declare_function(loaded.native_source_digest, ctypes.c_char_p)() != expected:
         raise ValueError(f"{library} was built from another version of {source.name}")
