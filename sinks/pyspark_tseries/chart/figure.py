@@ -325,13 +325,13 @@ class StateTrack:
 class Panel:
     """A column, with its unit, and `low` to `high`, its lowest and highest value of all series.
 
-    `is_whole` is true for integers. A panel has either lines or rows.
+    `is_whole` is true for integers. A panel has either lines or tracks.
     """
 
     title: str
     unit: str
     lines: tuple[Line, ...] = ()
-    rows: tuple[StateTrack, ...] = ()
+    tracks: tuple[StateTrack, ...] = ()
     low: float = 0.0
     high: float = 0.0
     is_whole: bool = False
@@ -340,7 +340,7 @@ class Panel:
     @property
     def is_empty(self) -> bool:
         """True if no series has a value."""
-        return not any(len(line.us) for line in self.lines) and not any(r.spans for r in self.rows)
+        return not (any(len(line.us) for line in self.lines) or any(t.spans for t in self.tracks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -376,8 +376,8 @@ class Figure:
             lines = [
                 f"{line.name or 'values'}{_describe_line(line, unit)}" for line in panel.lines[:8]
             ]
-            rows = [f"{row.name or 'states'} {_describe_row(row)}" for row in panel.rows[:8]]
-            sentences.append(f"{panel.title}: {'; '.join(lines + rows)}.")
+            tracks = [f"{t.name or 'states'} {_describe_track(t)}" for t in panel.tracks[:8]]
+            sentences.append(f"{panel.title}: {'; '.join(lines + tracks)}.")
         return " ".join(sentences)
 
 
@@ -388,8 +388,8 @@ def _describe_line(line: Line, unit: str) -> str:
     return f" from {show_number(low)} to {show_number(high)}{unit}, last {show_number(line.last)}"
 
 
-def _describe_row(row: StateTrack) -> str:
-    return f"last {row.spans[-1].state.lstrip(SEVERAL)}" if row.spans else "without values"
+def _describe_track(track: StateTrack) -> str:
+    return f"last {track.spans[-1].state.lstrip(SEVERAL)}" if track.spans else "without values"
 
 
 def show_number(value: float) -> str:
@@ -665,8 +665,8 @@ def _build_panel(
     unit = escape_controls(request.units.get(column) or find_unit(field) or "")
     title = escape_controls(column)
     if not is_line(field.type):
-        state_rows = tuple(_make_rows(rows, column, request.pixels, notes))
-        return Panel(title, unit, rows=state_rows, is_boolean=pa.types.is_boolean(field.type))
+        tracks = tuple(_make_tracks(rows, column, request.pixels, notes))
+        return Panel(title, unit, tracks=tracks, is_boolean=pa.types.is_boolean(field.type))
     edges = (shape.bands or {}).get(column)
     values = _to_floats(rows.table[column])
     odd = int((~np.isfinite(values)).sum()) - rows.table[column].null_count
@@ -842,7 +842,7 @@ def _make_band(
 # -- states ----------------------------------------------------------------------------------------
 
 
-def _make_rows(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iterator[StateTrack]:
+def _make_tracks(rows: _Rows, column: str, pixels: int, notes: list[str]) -> Iterator[StateTrack]:
     is_thinned = False
     states = rows.table[column].combine_chunks().dictionary_encode(null_encoding="encode")
     names = [

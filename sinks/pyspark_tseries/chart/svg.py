@@ -89,7 +89,7 @@ def draw_svg(
     layout = _lay_out(figure, width, height)
     body = [*_draw_title(figure, layout)]
     for panel, top, bottom in layout.places():
-        if panel.rows:
+        if panel.tracks:
             body += _draw_states(panel, layout, top)
         else:
             body += _draw_lines(panel, layout, top, bottom, link)
@@ -176,8 +176,8 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
     line_counts = [sum(line.last is not None for line in panel.lines) for panel in figure.panels]
     talls = [max(height, 15 * count) for count in line_counts]
     for panel, tall in zip(figure.panels, talls, strict=True):
-        if panel.rows:
-            labels += [_cut_row_name(row, width) for row in panel.rows]
+        if panel.tracks:
+            labels += [_cut_track_name(track, width) for track in panel.tracks]
             axes.append(None)
             continue
         max_ticks = max(2, min(tall // 22, 10))
@@ -188,8 +188,8 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
     left_edge = min(max(map(text_width, labels)) + 16, width / 3)
     right_edge = width - min(max(map(text_width, names)) + (22 if max(names) else _EDGE), width / 3)
     heights = tuple(
-        _ROW * (len(panel.rows) + len(_lay_out_legend(panel, right_edge - left_edge)))
-        if panel.rows
+        _ROW * (len(panel.tracks) + len(_lay_out_legend(panel, right_edge - left_edge)))
+        if panel.tracks
         else tall
         for panel, tall in zip(figure.panels, talls, strict=True)
     )
@@ -219,8 +219,8 @@ def _cut_line_name(line: Line, width: int) -> str:
     return cut_text(line.name, min(24, _count_fitting_letters(width / 3 - 12)))
 
 
-def _cut_row_name(row: StateTrack, width: int) -> str:
-    return cut_text(row.name, min(18, _count_fitting_letters(width / 3 - 6)))
+def _cut_track_name(track: StateTrack, width: int) -> str:
+    return cut_text(track.name, min(18, _count_fitting_letters(width / 3 - 6)))
 
 
 def _count_fitting_letters(width: float, size: float = SIZE) -> int:
@@ -578,12 +578,12 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
             x_name, y = format_pixel(legend_x + 14), top + 11
             yield svg("text", name, x=x_name, y=y, font_size=11, fill_opacity=FAINT)
         top += _ROW
-    for i, row in enumerate(panel.rows):
+    for i, track in enumerate(panel.tracks):
         y = top + _ROW * i
         yield svg(
             "text",
-            _cut_row_name(row, layout.width),
-            svg("title", row.name),
+            _cut_track_name(track, layout.width),
+            svg("title", track.name),
             x=format_pixel(layout.left - 8),
             y=format_pixel(y + 14),
             text_anchor="end",
@@ -591,9 +591,9 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
         )
         base = f"M{format_pixel(layout.left)},{format_pixel(y + 17)}H{format_pixel(layout.right)}"
         yield svg("path", d=base, stroke="currentColor", stroke_opacity=0.13)
-        for span in row.spans:
+        for span in track.spans:
             if panel.is_boolean:
-                fill = None if span.state == SEVERAL else choose_colour(row.position)
+                fill = None if span.state == SEVERAL else choose_colour(track.position)
             else:
                 fill = colours.get(span.state)
             yield from _draw_span(span, fill, panel.is_boolean, layout, y)
@@ -626,7 +626,7 @@ def _draw_span(
 
 
 def _count_states(panel: Panel) -> Counter[str]:
-    counts = Counter(span.state for row in panel.rows for span in row.spans)
+    counts = Counter(span.state for track in panel.tracks for span in track.spans)
     counts.pop(SEVERAL, None)
     return counts
 

@@ -110,8 +110,8 @@ def _count_ticks(style: Style) -> int:
 
 
 def _measure_labels(panel: Panel, style: Style) -> int:
-    if panel.rows:
-        return max(min(cell_width(style.text(row.name)), _MAX_LABEL) for row in panel.rows)
+    if panel.tracks:
+        return max(min(cell_width(style.text(track.name)), _MAX_LABEL) for track in panel.tracks)
     axis = number_axis(panel.low, panel.high, _count_ticks(style), is_whole=panel.is_whole)
     return max(map(len, axis.labels), default=0)
 
@@ -121,10 +121,10 @@ def _draw_panel(
 ) -> Iterator[str]:
     axis = number_axis(panel.low, panel.high, _count_ticks(style), is_whole=panel.is_whole)
     unit = f" ({panel.unit})" if panel.unit else ""
-    hint = f" from {axis.base:,.15g}" if axis.base and not panel.rows else ""
-    hint += f" x10^{axis.exponent}" if axis.exponent and not panel.rows else ""
+    hint = f" from {axis.base:,.15g}" if axis.base and not panel.tracks else ""
+    hint += f" x10^{axis.exponent}" if axis.exponent and not panel.tracks else ""
     yield cut_text(style.text(f"{panel.title}{unit}{hint}"), style.width)
-    if panel.rows:
+    if panel.tracks:
         yield from _draw_states(panel, times, style, label_width, columns)
         return
     if panel.is_empty:
@@ -239,19 +239,19 @@ def _draw_states(
     panel: Panel, times: TimeAxis, style: Style, label_width: int, columns: int
 ) -> Iterator[str]:
     bar = "|" if style.is_ascii else "\N{BOX DRAWINGS LIGHT VERTICAL}"
-    for row in panel.rows:
-        name = cut_text(style.text(row.name), min(label_width, _MAX_LABEL))
-        cells = _draw_spans(row, times, style, columns, panel.is_boolean)
-        coloured = _add_colour(cells, row.position, style)
+    for track in panel.tracks:
+        name = cut_text(style.text(track.name), min(label_width, _MAX_LABEL))
+        cells = _draw_spans(track, times, style, columns, panel.is_boolean)
+        coloured = _add_colour(cells, track.position, style)
         yield f"{pad(name, label_width, to_right=True)} {bar}{coloured}"
 
 
 def _draw_spans(
-    row: StateTrack, times: TimeAxis, style: Style, columns: int, is_boolean: bool
+    track: StateTrack, times: TimeAxis, style: Style, columns: int, is_boolean: bool
 ) -> str:
     true, false, several, dash = "#_?-" if style.is_ascii else "█▁▒─"
     cells = [" "] * columns
-    for span in row.spans:
+    for span in track.spans:
         ends = times.fraction(np.array([span.start, span.end], np.int64)) * columns
         begin = min(int(ends[0]), columns - 1)
         size = max(min(round(float(ends[1])), columns) - begin, 1)

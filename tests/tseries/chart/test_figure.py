@@ -271,7 +271,7 @@ def spans(chart, row=0):
     first = chart.figure.low
     return [
         ((s.start - first) // MINUTE, (s.end - first) // MINUTE, s.state)
-        for s in chart.figure.panels[0].rows[row].spans
+        for s in chart.figure.panels[0].tracks[row].spans
     ]
 
 
@@ -295,7 +295,7 @@ def test_of_many_states_eight_have_colours_and_a_name_above_and_a_note_says_so()
 
 def test_of_many_short_states_a_pixel_says_that_it_has_several():
     chart = result([i % 2 == 0 for i in range(20_000)]).chart()
-    assert len(chart.figure.panels[0].rows[0].spans) < 3
+    assert len(chart.figure.panels[0].tracks[0].spans) < 3
     assert "v: grey where a pixel has several states" in texts(chart)[-1]
 
 
