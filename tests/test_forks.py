@@ -154,7 +154,7 @@ def test_a_fork_opens_stores_while_a_thread_of_its_parent_opens_one(series, tmp_
     from pyspark_tseries.store import store as stores
 
     series._store.refresh()
-    elsewhere(stores._opening_lock)
+    elsewhere(stores._opening_lock._lock)
     in_fork(lambda: TimeSeries.open(tmp_path / "s").append("a", 2.0))
 
 

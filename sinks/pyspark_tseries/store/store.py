@@ -11,7 +11,6 @@ also makes the batch idempotent across processes.
 
 import contextlib
 import logging
-import os
 import random
 import secrets
 import threading
@@ -25,7 +24,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pyspark_timestream.core.processes import begin_in_forks
+from pyspark_timestream.core.processes import ProcessLock, begin_in_forks
 from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StoreBusy
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.columns import table_schema, value_fields
@@ -107,9 +106,9 @@ DEFAULT_RETRYING: Final = RetryPolicy()
 _Result = TypeVar("_Result")
 
 
-# That of `core.processes` would be one more file on the way of every append.
+# An append passes `core.processes` for nothing else, and passes few files (tests/test_house.py).
 def _read_wall_clock() -> int:
-    """Return the wall clock, in microseconds."""
+    """Return the wall clock, in microseconds; a copy of the function of `core.processes`."""
     return time.time_ns() // 1000
 
 
@@ -333,6 +332,7 @@ class Store:
         """
         with self._lock:
             snapshot = self.last_snapshot() if version == self.version() else None
+            # Taking the snapshot may bring the log up to date, so compare again.
             if snapshot is not None and version == self.version():
                 return snapshot
         table = load_table_at(self.location, version)
@@ -691,16 +691,7 @@ class _LostLock:
 
 
 _open_stores: Final[dict[Location, Store]] = {}
-_opening_lock = threading.Lock()
-
-
-def _begin_child() -> None:
-    """Begin anew in a forked process: another thread of the parent may have held the lock."""
-    global _opening_lock
-    _opening_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_begin_child)
+_opening_lock = ProcessLock()
 
 
 def check_replay(

@@ -28,6 +28,7 @@ from simulation.world import World
 from tseries.limits import set_limits
 from tseries.power_loss import Disk
 
+from pyspark_timestream.core.processes import ProcessLock
 from pyspark_tseries import DefaultSource, TimeSeries
 from pyspark_tseries.errors import NoSuchStore, ReplayDiffers, StorageFailed, WrongClock
 from pyspark_tseries.maintain.background import maintain
@@ -209,7 +210,7 @@ class StoreWorld(World):
         for cache, content in zip(_CACHES, contents, strict=True):
             cache.clear()
             cache.update(content)
-        stores._opening_lock = lock or threading.Lock()
+        stores._opening_lock = lock or ProcessLock()
         self._image = image
 
     def on_kill(self, process: Process) -> None:
