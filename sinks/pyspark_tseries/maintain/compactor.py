@@ -47,8 +47,14 @@ from pyspark_tseries.model.series_index import (
     compute_state,
 )
 from pyspark_tseries.options import author_or_user
-from pyspark_tseries.storage import data_files as files
-from pyspark_tseries.storage.data_files import DataFile, WrittenFile
+from pyspark_tseries.storage.data_files import (
+    DataFile,
+    WrittenFile,
+    compacted_path,
+    explain_read_errors,
+    read_footer,
+    write_events,
+)
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import (
     ALL_ROWS,
@@ -226,6 +232,8 @@ def _discard(store: Store, new_files: Sequence[WrittenFile]) -> None:
 class Merge:
     """One attempt to rewrite files: its input files, the state of their series, its output.
 
+    The constructor scans all input files; `write_all` reads their rows again, by key ranges.
+
     Events of commits later than `latest_us` stay. All events stay unless all files of the store are
     chosen. `change` converts the events of each key range; it neither drops nor adds any. `group`
     has the id of the new files and the number of the first; None draws an id. The footers of the
@@ -258,11 +266,15 @@ class Merge:
         self.removed = 0
         self._found = self._kept_rows = 0
         self._samples: list[Sample] = []
-        states = [*map(self._note_small, self._small.values())]
-        self._states = combine_states([*states, *map(self._read_series_state, self._large)])
+        self._states = self._scan()
         self._sorted = {
             file.path: SortedFile(self._location, file, self._schema, room) for file in self._large
         }
+
+    def _scan(self) -> pa.Table:
+        """Count the rows of all files and sample their keys; return the state of their series."""
+        states = [*map(self._scan_small, self._small.values())]
+        return combine_states([*states, *map(self._scan_large, self._large)])
 
     def _encode_texts(self, schema: pa.Schema, distinct: Collection[str]) -> pa.Schema:
         """Return the schema with repetitive texts as dictionaries, because these merge faster.
@@ -301,8 +313,8 @@ class Merge:
             newest = max(newest, int(commit[us <= latest_us].max(initial=-1)))
         return newest
 
-    def _note_small(self, rows: pa.Table) -> pa.Table:
-        """Do for the rows of small files what `_read_series_state` does for a file."""
+    def _scan_small(self, rows: pa.Table) -> pa.Table:
+        """Do for the rows of small files, in memory, what `_scan_large` does for a file."""
         keys = rows.select(["series", "sequence"]).sort_by(
             [("series", "ascending"), ("sequence", "ascending")]
         )
@@ -312,8 +324,11 @@ class Merge:
         self._samples += sample_sizes(keys, size, "")
         return compute_state(rows.select(STATE_COLUMNS), self.horizon)
 
-    def _read_series_state(self, file: DataFile) -> pa.Table:
-        """Sample the keys of a file; return the state of its series if events may be removed."""
+    def _scan_large(self, file: DataFile) -> pa.Table:
+        """Count the rows of a file and sample their keys; return the state of its series.
+
+        That is empty if no events may be removed.
+        """
         size = _estimate_row_bytes(self._location, file, self._schema)
         columns = STATE_COLUMNS if self.horizon >= 0 else STATE_COLUMNS[:2]
         states = []
@@ -373,7 +388,7 @@ class Merge:
         return new_files
 
     def _write(self, path: str, table: pa.Table) -> WrittenFile:
-        return files.write_events(
+        return write_events(
             self._location, path, table, MAX_GROUP_ROWS, MAX_GROUP_BYTES, self._notes
         )
 
@@ -391,7 +406,7 @@ class Merge:
                 table = self._merge_range(kind, keys)
                 self._kept_rows += table.num_rows
                 if table.num_rows:
-                    yield files.compacted_path(kind, commits, self._group, number), table
+                    yield compacted_path(kind, commits, self._group, number), table
 
     def _merge_range(self, kind: str, keys: KeyRange) -> pa.Table:
         table = self._read_range(kind, keys)
@@ -484,10 +499,10 @@ class SmallFiles:
 
     def _read(self, location: Location, file: DataFile) -> pa.Table:
         with (
-            files.explain_read_errors(location, file),
+            explain_read_errors(location, file),
             location.read(location.file(file.path)) as source,
         ):
-            footer = Footer(*files.read_footer(source, file.size))
+            footer = Footer(*read_footer(source, file.size))
             names = [name for name in self._columns if name in footer.names]
             columns = OpenFile(location, source, footer).columns(range(footer.groups), names, False)
         table = pa.table(columns)

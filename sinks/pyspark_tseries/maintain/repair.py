@@ -345,7 +345,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
         path = max(broken, key=lambda path: version_of[path])
         file = Finding("file", f"file '{path}': {broken[path]}", path=path)
         later = range(version_of[path] + 1, last + 1)
-        if version_of[path] < 0 or not (give_up or not any(_is_whole(location, v) for v in later)):
+        if version_of[path] < 0 or (not give_up and any(_is_whole(location, v) for v in later)):
             synced = f"{file.problem}, and no power loss did that: it had been synced"
             unsynced[path] = replace(file, problem=synced)
             continue

@@ -222,7 +222,7 @@ def test_a_compaction_that_fails_at_any_file_or_range_leaves_no_file(
 ):
     """The next key range is merged while a file is written: each of them may fail."""
     set_limits(monkeypatch, range_bytes=20_000, small_file_bytes=0)
-    owner = compactor.files if place == "write_events" else compactor.Merge
+    owner = compactor if place == "write_events" else compactor.Merge
     whole, calls = getattr(owner, place), itertools.count()
 
     def fail(*args):
