@@ -181,7 +181,7 @@ def _number(table: pa.Table, name: str) -> pa.Table:
 
 
 def _join(left: pa.Table, right: pa.Table, keys: list[str], how: str = "left outer") -> pa.Table:
-    """Join two tables by `keys`; `right` has no structs, lists and maps, which Arrow joins not."""
+    """Join two tables by `keys`; `right` has no structs, lists or maps: Arrow cannot join them."""
     matches = _number(left.select(keys), _LEFT).join(right, keys, join_type=how)
     joined = left.take(matches[_LEFT])
     for name in matches.column_names:
@@ -581,13 +581,8 @@ class _Corrector:
             # A batch without windows to correct has no commit with a digest of its rows.
             check_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, number, basis.rows)
         else:
-            basis = self._find_basis(store)
-            if before is None or not before[1].compared:
-                streams = find_streams()
-                if streams is None:
-                    basis = _Basis(None, None, self.rules.author, compared=False)
-                else:
-                    refuse_other_streams(store, streams)
+            is_compared = before is not None and before[1].compared
+            basis = self._decide(store, None if is_compared else find_streams)
         step = advance_windows(
             waiting, new, self.rules, cti_us=basis.cti_us, oldest_us=basis.oldest_us
         )
@@ -603,8 +598,18 @@ class _Corrector:
         # A repeated batch needs the file of the batch before it; older files are unused.
         self.location.remove([self._path(query, number - 2)])
 
-    def _find_basis(self, store: Store) -> "_Basis":
-        """Return the basis that a batch gets from the store as it is now."""
+    def _decide(
+        self, store: Store, find_streams: Callable[[], Sequence[RecordStream] | None] | None
+    ) -> "_Basis":
+        """Return the basis that a batch gets from the store as it is now.
+
+        `find_streams` is None once the query's streams were compared with those of the windows.
+        """
+        if find_streams is not None:
+            streams = find_streams()
+            if streams is None:
+                return _Basis(None, None, self.rules.author, compared=False)
+            refuse_other_streams(store, streams)
         index = store.index()
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
         is_limited = self.rules.max_age_us is not None and newest_us != NEVER_US

@@ -348,9 +348,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from pyspark_tseries.store.store import Store
 
         target, store = self.target, Store.open(self.target.location)
+        # Called for its error alone: `append` leaves out a batch that is there, below.
         store.has_batch(token, _sum_digests(tasks))
         if batchId > 0 and is_empty and cti_us is None:
-            return _remove_staged(self.target, tasks)
+            _remove_staged(self.target, tasks)
+            return
         synced = target.options.synced
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
         self._note_query(_require_query_id(tasks), batchId)
