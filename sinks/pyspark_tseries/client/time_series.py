@@ -140,7 +140,7 @@ class TimeSeries(Questions):
         self._auto_compact = auto_compact
         self._synced = synced
         self._columns = _find_columns(store)
-        self._only = store.values[0].name if len(store.values) == 1 else None
+        self._only_column = store.values[0].name if len(store.values) == 1 else None
 
     @staticmethod
     def create(
@@ -839,7 +839,7 @@ class TimeSeries(Questions):
             return updated[1], self._convert(value, updated[0])
 
     def _convert(self, value: Any, fields: list[pa.Field]) -> list[pa.Array]:
-        cells = parse_values([field.name for field in fields], self._only, value)
+        cells = parse_values([field.name for field in fields], self._only_column, value)
         return list(map(convert_value, cells, fields))
 
     def _update_columns(self) -> "_Columns":

@@ -63,8 +63,8 @@ from pyspark_tseries.read.select import (
     Bounds,
     SeriesEvents,
     compute_bounds,
-    fix_view,
     make_plain,
+    pin_view,
     select,
 )
 from pyspark_tseries.storage.data_files import DataFile
@@ -521,7 +521,7 @@ def stream_query(
     for scan_part in _plan_parts(scope, query, budget):
         part_query, part_names = query, None if scope.names is None else scan_part.names
         if scan_part.sequences != ALL_SEQUENCES:
-            view = _fix_view(query, scope.index, scan_part.names[0])
+            view = _pin_view(query, scope.index, scan_part.names[0])
             assert view is not None
             part_query, part_names = dataclasses.replace(query, view=view), scan_part.names
         answer = run_query(
@@ -561,7 +561,7 @@ def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPa
             yield _join(chosen, begin, position)
             begin, pending_rows = position, 0.0
         pending_rows += float(estimates[position])
-        if pending_rows > budget.rows and _fix_view(query, index, name) is not None:
+        if pending_rows > budget.rows and _pin_view(query, index, name) is not None:
             low_sequence, end = int(low[position]), int(high[position])
             while low_sequence <= end:
                 step = max(1, int(budget.rows * rows[position] / estimates[position]))
@@ -589,7 +589,7 @@ def _find_sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, Int64
     )
 
 
-def _fix_view(query: Query, index: SeriesIndex, name: str) -> Range | None:
+def _pin_view(query: Query, index: SeriesIndex, name: str) -> Range | None:
     """Return the view range with fixed ends of one kind; None if its ends depend on other rows."""
     if query.kind != "values" or query.limit != NO_LIMIT:
         return None
@@ -602,4 +602,4 @@ def _fix_view(query: Query, index: SeriesIndex, name: str) -> Range | None:
         if newest_us == NEVER_US:
             return None
         view = Range(Point("time", newest_us - view.anchor.value), view.span)
-    return fix_view(view)
+    return pin_view(view)

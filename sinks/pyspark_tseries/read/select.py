@@ -114,7 +114,7 @@ _BEYOND: Final = 2**61 - 1
 """No sequence and no time, in microseconds, lies beyond this, or below its negative."""
 
 
-def fix_view(view: Range) -> Range | None:
+def pin_view(view: Range) -> Range | None:
     """Return a view range with the same ends, as numbers that are the same for each series.
 
     Return None if there are none: then an event's place in the range depends on other events.
@@ -142,7 +142,7 @@ def make_plain(query: Query, *, has_erasures: bool) -> Query | None:
 
     Return None if the result depends on other events of a series, or is not one of values.
     """
-    view = fix_view(query.view)
+    view = pin_view(query.view)
     if query.view.anchor.kind == "last_us" and query.view.span == Point("last_count"):
         # If all originals are erased, the time counts from one of them.
         view = None if has_erasures else query.view
@@ -433,10 +433,11 @@ class _Slots:
     def to_bound(self, position: _SlotPosition) -> _RangeEnd:
         """Convert a position to a doubled sequence."""
         # An even number is on an event; the odd number below it is right before that event.
-        doubled = 2 * self.event_at(position.index)[0] - ~position.on
+        doubled = 2 * self.event_at(position.index)[0]
+        doubled = np.where(position.on, doubled, doubled - 1)
         doubled = np.where(position.index >= self.size, _AFTER_ALL, doubled)
-        before = position.index < np.where(position.on, 0, 1)
-        return _RangeEnd(False, np.where(before, _BEFORE_ALL, doubled))
+        first_inside = np.where(position.on, 0, 1)
+        return _RangeEnd(False, np.where(position.index < first_inside, _BEFORE_ALL, doubled))
 
 
 def _select_inside(range_: Range, slots: _Slots) -> BoolArray:

@@ -498,7 +498,7 @@ def fold_files(
     Raises:
         UnusableStore, OSError: as `read_files`.
     """
-    schema, of_rows = reading.schema, replace(reading.row_filter, times=ANY_VALUE)
+    schema, row_filter = reading.schema, replace(reading.row_filter, times=ANY_VALUE)
 
     def fold_job(pieces_rows: Iterable[PieceRows]) -> None:
         small: list[PieceRows] = []
@@ -518,25 +518,25 @@ def fold_files(
             fold(assemble_pieces(small, schema))
 
     wide = any(not pa.types.is_primitive(field.type) for field in schema if field.name != "series")
-    of_pieces = replace(
+    piece_reading = replace(
         reading,
-        row_filter=of_rows,
-        series=() if of_rows.columns else reading.series,
+        row_filter=row_filter,
+        series=() if row_filter.columns else reading.series,
         piece_rows=ROWS_PER_PIECE * (1 if wide else NARROW_PIECES),
     )
-    _map_jobs(location, files, reading.row_filter, of_pieces, fold_job)
+    _map_jobs(location, files, reading.row_filter, piece_reading, fold_job)
 
 
 def _map_jobs(
     location: Location,
     files: Sequence[DataFile],
-    of_groups: RowFilter,
+    group_filter: RowFilter,
     reading: Reading,
     function: "Callable[[Iterable[PieceRows]], _To]",
 ) -> list[_To]:
     """Return `function` of the needed rows of the pieces of each job; several threads call it.
 
-    `of_groups` chooses row groups, and the filter of `reading` their rows.
+    `group_filter` chooses row groups, and the filter of `reading` their rows.
     """
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     cold = any((location, file) not in FOOTER_CACHE for file in files)
@@ -544,7 +544,7 @@ def _map_jobs(
     pieces = [
         piece
         for file, footer in zip(files, footers, strict=True)
-        for piece in plan_pieces(file, footer, of_groups, reading.piece_rows)
+        for piece in plan_pieces(file, footer, group_filter, reading.piece_rows)
     ]
     threads = len(pieces) == 1
     return map_parallel(
@@ -627,8 +627,8 @@ def read_pieces(
     threads: bool = False,
 ) -> Iterator[PieceRows]:
     """Yield the needed rows of some pieces; open a file once."""
-    for _, of_file in groupby(pieces, key=lambda piece: piece.file.path):
-        file_pieces = list(of_file)
+    for _, pieces_of_file in groupby(pieces, key=lambda piece: piece.file.path):
+        file_pieces = list(pieces_of_file)
         data, footer = file_pieces[0].file, file_pieces[0].footer
         with (
             explain_read_errors(location, data),

@@ -54,6 +54,7 @@ from pyspark_tseries.write.numbering import (
     WriteRules,
     add_counts,
     build_events,
+    count_such,
     lookup_after,
     record_cti,
     split_edits,
@@ -197,7 +198,7 @@ def _missing_original_error(example: dict[str, Any], count: int) -> NoSuchEvent:
         step = "append a new event"
     return NoSuchEvent(
         f"series '{example['series']}': there is no original {example['edit_of']} to edit, "
-        f"{example['reason']}; {newest} ({count} such edits in the batch)",
+        f"{example['reason']}; {newest} ({count_such(count, 'edit')})",
         "the sequence of an original inside the retained range that was not erased",
         f"{step}, or set missingOriginal to {name_lenient(LEAVE_OUT_POLICIES)}. Nothing of the "
         "batch is stored",
@@ -531,7 +532,7 @@ class _Commit:
         self._location, self._index = context.location, context.index
         principal = batch.author if batch.principal is None else batch.principal
         self._access = AccessCheck(context.settings.policy, principal)
-        self._is_of_the_store = self._has_the_types()
+        self._has_current_types = self._check_types()
         self.paths: list[str] = []
         self._numbered: list[NumberedRows] = []
         in_memory = StagedRows(batch.rows.num_rows, table=batch.rows)
@@ -643,7 +644,7 @@ class _Commit:
         output, future = group[0], self._future
         if len(group) > 1 or output.file is None or self._optimistic != output.optimistic:
             return False
-        if not self._is_of_the_store:
+        if not self._has_current_types:
             return False
         if self._optimistic is None or future is None:
             return self._optimistic is not None
@@ -676,15 +677,15 @@ class _Commit:
         wide = map(self._widen, tables)
         return write_sorted(self._location, path, wide, self._index, self._rules)
 
-    def _has_the_types(self) -> bool:
-        """Return False if the store has got wider types since the rows were staged."""
+    def _check_types(self) -> bool:
+        """Return False if the store's columns were widened after the rows were staged."""
         if not self._context.values:
             return True
         staged = self._batch.rows.schema.empty_table()
         return bool(widen_rows(staged, self._context.values).schema == staged.schema)
 
     def _widen(self, rows: pa.Table) -> pa.Table:
-        return rows if self._is_of_the_store else widen_rows(rows, self._context.values)
+        return rows if self._has_current_types else widen_rows(rows, self._context.values)
 
     def _chunks(self, group: Sequence[TaskOutput]) -> list[str]:
         """Return the sorted chunks of some tasks, in the order of the input."""

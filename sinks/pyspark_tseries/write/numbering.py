@@ -211,7 +211,8 @@ def number_rows(
     ahead = _find_ahead(rows.us, is_late, future)
     counts = _apply_late_policy(is_late, rows, before, out_of_order, index.cti_us)
     counts += _apply_future_policy(ahead, rows, future)
-    is_kept = ~(is_late | ahead) if counts.dropped else ~ahead
+    drops_late = STORE_POLICIES[out_of_order] is Action.DROP
+    is_kept = ~(is_late | ahead) if drops_late else ~ahead
     if not is_kept.all():
         rows = SortedRows(rows.order[is_kept], rows.names, rows.codes[is_kept], rows.us[is_kept])
     us = np.maximum(rows.us, min_us[rows.codes]) if counts.adjusted else rows.us
@@ -289,7 +290,7 @@ def _apply_future_policy(ahead: BoolArray, rows: "SortedRows", future: FutureRul
     raise FutureEvent(
         f"series '{example['series']}': timestamp {example['timestamp']} is too far after the time "
         f"of the commit, {example['commit_time']}: it would hide and hold up what follows in its "
-        f"series ({_count_such(len(positions))})",
+        f"series ({count_such(len(positions), 'row')})",
         f"at most {format_duration(future.allowed_us)} after it{reason}",
         "correct the clock that the timestamp is of; if it is right, set maxFuture to a longer "
         f"duration or to 'none', or futurePolicy to {name_lenient(LEAVE_OUT_POLICIES)}. Nothing of "
@@ -448,15 +449,16 @@ BEFORE_NEWEST: Final = "before newest"
 """The kind of an `OutOfOrder` error that does not concern the store's CTI."""
 
 
-def _count_such(rows: int) -> str:
-    return f"{rows} such {'row' if rows == 1 else 'rows'} in the batch"
+def count_such(count: int, noun: str) -> str:
+    """Return how many rows or edits of a batch are as the one that an error names."""
+    return f"{count} such {noun if count == 1 else f'{noun}s'} in the batch"
 
 
 def _out_of_order_error(example: dict[str, Any], count: int) -> OutOfOrder:
     return OutOfOrder(
         f"series '{example['series']}': timestamp {example['timestamp']} is before the newest "
         f"event, sequence {example['newest_sequence']} at {example['newest_timestamp']} "
-        f"({_count_such(count)})",
+        f"({count_such(count, 'row')})",
         "that timestamp or a later one",
         f"order the input by time, or set outOfOrder to {name_lenient(STORE_POLICIES)}. Nothing of "
         "the batch is stored",

@@ -108,7 +108,7 @@ def contents(path):
     series = TimeSeries.open(path, author="me", auto_compact=False)
     edits = series.range_query().for_edits()
     return [
-        (name, event.sequence, event.value if series._only else event.value["value"])
+        (name, event.sequence, event.value if series._only_column else event.value["value"])
         for name in ("a", "b")
         for event in edits.select_from(name).events
     ]
