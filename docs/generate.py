@@ -148,7 +148,7 @@ def option_entry(spec: OptionSpec) -> str:
         "Default": text or "none",
         "Accepted": QUOTED.sub(r"`\1`", spec.parser.accepts),
         "Effect": EFFECTS[spec.effect],
-        "On a checkpoint": "may change" if spec.may_change else CHANGES[spec.changes],
+        "On a checkpoint": CHANGES[spec.allowed_change] if spec.is_pinned else "may change",
     }
     line = " · ".join(f"**{name}:** {text}" for name, text in facts.items())
     return f"### `{spec.name}`\n\n{sentence(spec.description)}\n\n{{.facts}}\n{line}"

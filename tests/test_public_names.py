@@ -58,7 +58,7 @@ def is_exception(value: object) -> bool:
 
 
 CONVERTED = {
-    "pyspark_timestream.commands.peek.examine.NoSample": "printed by the command `peek`",
+    "pyspark_timestream.commands.peek.examine.CommandError": "printed by `peek` and `watch`",
     "pyspark_timestream.kafka.client.bounded.CallAbandoned": "becomes a named error",
     "pyspark_timestream.demo.broker.NoDemo": "printed by the command `demo`",
     "pyspark_timestream.errors.ReasonedError": "what TimestreamError and TseriesError share",

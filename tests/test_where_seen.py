@@ -26,8 +26,8 @@ from pyspark_timestream.core.policies import KEEP_ALL, LATE_COUNTERS, POLICIES, 
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.diagnosis.mistakes import count_lost
 from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_VALUES,
-    MalformedValues,
+    NO_MALFORMED_PAYLOADS,
+    MalformedPayloads,
     PartitionOffset,
     StreamOffset,
 )
@@ -140,7 +140,7 @@ def test_an_option_that_accepts_a_few_words_describes_all_of_them(
 
 @pytest.mark.parametrize(("field", "spec"), OPTIONS)
 def test_an_option_that_a_checkpoint_pins_is_in_the_semantics(field: str, spec: OptionSpec) -> None:
-    assert spec.may_change or spec.name in read(SEMANTICS)
+    assert not spec.is_pinned or spec.name in read(SEMANTICS)
 
 
 def progress_keys() -> list[str]:
@@ -208,11 +208,11 @@ def test_late_events_that_an_action_moves_are_not_lost(action: Action) -> None:
     assert not count_lost(PartitionClock(**{action.counter: 5}))
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(MalformedValues)])
+@pytest.mark.parametrize("name", [each.name for each in fields(MalformedPayloads)])
 def test_what_tasks_count_of_values_reaches_the_offset(name: str) -> None:
-    noted = replace(NO_MALFORMED_VALUES, **{name: (("type", 2),) if name == "by_reason" else 7})
-    assert MalformedValues.from_json(noted.to_json()) == noted
-    assert noted + NO_MALFORMED_VALUES == noted == NO_MALFORMED_VALUES + noted
+    noted = replace(NO_MALFORMED_PAYLOADS, **{name: (("type", 2),) if name == "by_reason" else 7})
+    assert MalformedPayloads.from_json(noted.to_json()) == noted
+    assert noted + NO_MALFORMED_PAYLOADS == noted == NO_MALFORMED_PAYLOADS + noted
 
 
 @pytest.mark.parametrize("policy", POLICIES)

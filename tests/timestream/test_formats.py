@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
-    MalformedValues,
+    MalformedPayloads,
     PartitionOffset,
     StreamOffset,
 )
@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.writer.ledger import LedgerEntry
 from pyspark_timestream.rules.clocks import Clues, PartitionClock, WriterState
 
 SAMPLES = Path(__file__).parent / "formats"
-MALFORMED = MalformedValues((("key type", 1), ("type", 2)), 6, 5, 5)
+MALFORMED = MalformedPayloads((("key type", 1), ("type", 2)), 6, 5, 5)
 OFFSET = StreamOffset(
     stream="0f6f7a4e9d0e4b6c8f3b1c2d3e4f5a6b",
     settings={"ctiDelay": "5 seconds", "ctiFrequency": "10", "subscribe": "orders,trades"},
@@ -69,7 +69,7 @@ OFFSET = StreamOffset(
             pending=((7, 4), (12, 9)),
             restart_points=((39, 0), (40, 3)),
             forced_ctis=((40, 3, -9), (41, 5, -5)),
-            malformed_values=MALFORMED,
+            malformed_payloads=MALFORMED,
         ),
     },
     number=41,
@@ -130,7 +130,7 @@ def test_the_group_metadata_in_the_sample_is_read_and_written():
     assert decode_group_metadata(OFFSET, part, text) == METADATA
     settings = dict(METADATA.settings)
     written = encode_group_metadata(
-        OFFSET, part, METADATA.clock, METADATA.malformed_values, settings
+        OFFSET, part, METADATA.clock, METADATA.malformed_payloads, settings
     )
     assert json.loads(written) == sample("group_metadata")
 

@@ -43,10 +43,10 @@ from pyspark_timestream.core.options import (
     TEXT,
     Parser,
     choice,
-    fixed_settings,
     make_object,
     option,
     option_specs,
+    pinned_settings,
     quote_value,
     read_options,
     whole_number,
@@ -487,7 +487,7 @@ class TimeOptions:
         "time",
         description="`time` or `kafka`",
         effect="stream",
-        may_change=False,
+        is_pinned=True,
     )
     descriptor: str | None = option(
         "descriptor",
@@ -506,7 +506,7 @@ class TimeOptions:
         None,
         description="ISO-8601 start of simulated time; none: the clock at the query's first start",
         effect="stream",
-        may_change=False,
+        is_pinned=True,
     )
     delay: Fraction = option(
         "delay",
@@ -516,7 +516,7 @@ class TimeOptions:
             "seconds before the first timestamp: an exact decimal or a fraction, as `period`"
         ),
         effect="stream",
-        may_change=False,
+        is_pinned=True,
     )
     period: Fraction = option(
         "period",
@@ -524,7 +524,7 @@ class TimeOptions:
         Fraction(1),
         description="seconds between timestamps: an exact decimal (`0.001`) or a fraction (`1/3`)",
         effect="stream",
-        may_change=False,
+        is_pinned=True,
     )
     max_count: int | None = option(
         "maxCount",
@@ -532,7 +532,7 @@ class TimeOptions:
         None,
         description="only ticks below this number exist; then the stream ends",
         effect="stream",
-        may_change=False,
+        is_pinned=True,
     )
     overflow: str = option(
         "overflow",
@@ -543,7 +543,7 @@ class TimeOptions:
             "batch only the newest is, and a warning says how many were skipped"
         ),
         effect="stream",
-        may_change=False,
+        is_pinned=True,
     )
     rate: Fraction | None = option(
         "rate",
@@ -551,7 +551,7 @@ class TimeOptions:
         Fraction(1),
         description="simulated seconds per real second; `max`: unpaced (needs `maxCount`)",
         effect="stream",
-        may_change=False,
+        is_pinned=True,
     )
     max_ticks_per_trigger: int | None = option(
         "maxTicksPerTrigger",
@@ -592,7 +592,7 @@ class TimeOptions:
 
     def settings(self) -> dict[str, str]:
         """Return the options that define time, as an offset keeps them; unset ones left out."""
-        return fixed_settings(self)
+        return pinned_settings(self)
 
 
 _SPECS: Final = option_specs(TimeOptions)

@@ -41,8 +41,8 @@ from pyspark_timestream.errors import OptionError, name_topics
 from pyspark_timestream.kafka.decode.payload import find_required_columns, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.offsets.positions import (
-    read_end,
-    read_start,
+    make_end_bound,
+    make_start_bound,
 )
 from pyspark_timestream.kafka.options.checks import adapt_to_batch, read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -598,8 +598,8 @@ def _find_ranges(
         )
     ends = broker.ends(partitions)
     earliest = broker.earliest(ends)
-    starts = read_start(options).resolve(earliest, ends, broker.offsets_at, partitions)
-    stops = read_end(options).resolve(earliest, ends, broker.offsets_at, partitions)
+    starts = make_start_bound(options).resolve(earliest, ends, broker.offsets_at, partitions)
+    stops = make_end_bound(options).resolve(earliest, ends, broker.offsets_at, partitions)
     later_starts: Mapping[Partition, int] = starts
     if last_us is not None:
         later_starts = _find_later_starts(broker, read_range, starts, stops, last_us)
@@ -759,9 +759,9 @@ def find_lateness(
     last_us = None if last is None else parse_last(str(last))
     options = _read_options(raw, last)
     # Imported late: the rest of this module needs no Kafka client.
-    from pyspark_timestream.kafka.reader_schemas import fix_readers
+    from pyspark_timestream.kafka.reader_schemas import pin_readers
 
-    return read_topic(fix_readers(load_schemas(options), {}), delays_us, last_us)
+    return read_topic(pin_readers(load_schemas(options), {}), delays_us, last_us)
 
 
 def _read_options(raw: Mapping[str, str], last: str | None) -> KafkaOptions:

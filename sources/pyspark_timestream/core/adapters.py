@@ -195,6 +195,8 @@ def find_later_start(planned_us: int) -> int | None:
 
 
 _MARK: Final = "provider"
+"""Spark passes this property of a table along only when `CREATE TABLE` asks for the columns."""
+
 _OPTION: Final = "option."
 _PATH: Final = "path"
 _TABLE_KEY: Final = "timestream.tableOptions"
@@ -323,6 +325,7 @@ class HandingReader(DataSourceStreamReader):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
+        # Spark takes rows only if `isinstance` finds its wrapper.
         return type(self) if self._rows is None else _WRAPPER
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -86,10 +86,10 @@ class OptionSpec:
         excludes: options that may not be given with it.
         needs: at least one of these options must be given with it.
         effect: the kind of query that it changes. A batch read ignores an option of streams.
-        may_change: a query may continue from its checkpoint with another value.
-        changes: otherwise, what option `changeFrom` lets a query change on its checkpoint: its
-            `value`, that it has `more` entries, or whether it is there `beside` another; empty for
-            nothing.
+        is_pinned: a restart from the checkpoint with another value is refused, unless option
+            `changeFrom` allows it.
+        allowed_change: what `changeFrom` allows for a pinned option: another `value`, `more`
+            entries, or to add it or leave it out `beside` another; empty for nothing.
         help: the next step, where "correct it, or leave it out" does not say enough.
     """
 
@@ -100,8 +100,8 @@ class OptionSpec:
     excludes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     effect: Effect = "both"
-    may_change: bool = True
-    changes: Change = ""
+    is_pinned: bool = False
+    allowed_change: Change = ""
     help: str | None = None
 
     @property
@@ -133,8 +133,8 @@ def option(
     excludes: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
     effect: Effect = "both",
-    may_change: bool = True,
-    changes: Change = "",
+    is_pinned: bool = False,
+    allowed_change: Change = "",
     help: str | None = None,
 ) -> Any:
     """Declare a dataclass field as the option `name`; without a default it is required."""
@@ -146,8 +146,8 @@ def option(
         excludes=excludes,
         needs=needs,
         effect=effect,
-        may_change=may_change,
-        changes=changes,
+        is_pinned=is_pinned,
+        allowed_change=allowed_change,
         help=help,
     )
     return dataclasses.field(default=default, metadata={_KEY: spec})
@@ -159,8 +159,8 @@ def option_specs(options_class: type) -> dict[str, OptionSpec]:
     return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
 
 
-def fixed_settings(options: Any) -> dict[str, str]:
-    """Return the options that may not change on a checkpoint, as option name -> text.
+def pinned_settings(options: Any) -> dict[str, str]:
+    """Return the pinned options, as option name -> text.
 
     Equal values have equal texts, however the user spelt them. Options without a value are left
     out.
@@ -168,7 +168,7 @@ def fixed_settings(options: Any) -> dict[str, str]:
     texts = {
         spec.name: spec.text_of(getattr(options, field))
         for field, spec in option_specs(type(options)).items()
-        if not spec.may_change
+        if spec.is_pinned
     }
     return {name: text for name, text in texts.items() if text is not None}
 

@@ -35,6 +35,7 @@ from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.range_reader import (
+    CommittedClock,
     RangeReader,
     acquire_reader,
     prefetch_small_ranges,
@@ -46,7 +47,7 @@ from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata, group_name
 from pyspark_timestream.kafka.offsets.offset import StreamOffset, check_stream_offset
-from pyspark_timestream.kafka.offsets.positions import read_end, read_start
+from pyspark_timestream.kafka.offsets.positions import make_end_bound, make_start_bound
 from pyspark_timestream.kafka.offsets.tasks import (
     ReadSlice,
     leave_out,
@@ -63,15 +64,14 @@ from pyspark_timestream.kafka.options.checks import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, TaskPlan
-from pyspark_timestream.kafka.reader_schemas import fix_readers_of, load_schemas, with_readers
+from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_readers_of, with_readers
 from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 from pyspark_timestream.rules.window_fold import fold_rows
 
 _LOG: Final = logging.getLogger(__name__)
 
-_ClockTexts = Mapping[Partition, tuple[int, str]]
-"""What a task commits: the end of each partition, and its clock as text."""
+_Clocks = Mapping[Partition, CommittedClock]
 
 
 class KafkaTransport:
@@ -173,7 +173,7 @@ class _BatchRead(NamedTuple):
 
     rows: list[pa.RecordBatch] | None
     ended: Mapping[Partition, RangeEnd]
-    clock_texts: _ClockTexts
+    clocks: _Clocks
 
 
 class _BatchAhead(NamedTuple):
@@ -248,7 +248,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._check_columns(offset)
         readers: Mapping[str, ReaderSchema] = {}
         if self._options.has_schemas:
-            readers = self._get_driver().fix_schemas(offset.schemas)
+            readers = self._get_driver().pin_schemas(offset.schemas)
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
         if offset.number == before + 1:
             recreated = self._get_driver().find_recreated(offset, offset.ranges())
@@ -289,7 +289,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         offset = driver.planned
         assert offset is not None
         self._check_columns(offset)
-        readers = driver.fix_schemas(offset.schemas) if self._options.has_schemas else {}
+        readers = driver.pin_schemas(offset.schemas) if self._options.has_schemas else {}
         tasks, reading = self._begin(offset, readers)
         return None if reading is None else _BatchAhead(start, end, offset, tasks, reading)
 
@@ -320,15 +320,15 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
 
     def _read_here(self, task: KafkaTask) -> _BatchRead:
         ended: dict[Partition, RangeEnd] = {}
-        clock_texts: dict[Partition, tuple[int, str]] = {}
+        clocks: dict[Partition, CommittedClock] = {}
         batches = read_task(
             self._options,
             self._projection,
             task,
-            commit=lambda _, texts: clock_texts.update(texts),
+            commit=lambda _, committed: clocks.update(committed),
             keep_ends=ended.update,
         )
-        return _BatchRead(collect_rows(batches), ended, clock_texts)
+        return _BatchRead(collect_rows(batches), ended, clocks)
 
     def _hand_over(
         self, offset: StreamOffset, task: KafkaTask, reading: "Future[_BatchRead]"
@@ -346,7 +346,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             self._max_handed = _count_records(offset) // 2
         if result.rows is None or not can_be_taken(result.rows):
             return False
-        commit = partial(_commit, self._options, task.group, result.clock_texts)
+        commit = partial(_commit, self._options, task.group, result.clocks)
         self._get_driver().note_end(offset, result.ended, commit)
         self.hand_over(result.rows)
         return True
@@ -394,7 +394,7 @@ class KafkaBatchReader(DataSourceReader):
         broker = Broker(self._options, self._group)
         existing = broker.partitions()
         starts, stops = self._bounds(broker, existing, existing)
-        options = fix_readers_of(self._options, self._projection, {})
+        options = pin_readers_of(self._options, self._projection, {})
         slices = slice_read(options, starts, stops)
         return [BatchTask(read_slice, options.readers) for read_slice in slices]
 
@@ -417,8 +417,8 @@ class KafkaBatchReader(DataSourceReader):
         options, ends = self._options, broker.ends(requested)
         earliest = broker.earliest(ends)
         return (
-            read_start(options).resolve(earliest, ends, broker.offsets_at, existing),
-            read_end(options).resolve(earliest, ends, broker.offsets_at, existing),
+            make_start_bound(options).resolve(earliest, ends, broker.offsets_at, existing),
+            make_end_bound(options).resolve(earliest, ends, broker.offsets_at, existing),
         )
 
 
@@ -443,10 +443,14 @@ def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
     return replace(options, connect_timeout_ms=most_ms)
 
 
-def _commit(options: KafkaOptions, group: str, clock_texts: _ClockTexts) -> None:
+def _commit(options: KafkaOptions, group: str, clocks: _Clocks) -> None:
     """Commit the clocks of a batch that this process has read, with the consumer that read it."""
     with acquire_reader(_extend_connect_timeout(options), group) as reader:
-        reader.commit_clocks(clock_texts)
+        reader.commit_clocks(clocks)
+
+
+def _ignore_ends(_: Mapping[Partition, RangeEnd]) -> None:
+    """Keep no ends: only a batch that the driver reads itself needs them before they come back."""
 
 
 def read_task(
@@ -457,10 +461,10 @@ def read_task(
     is_batch: bool = False,
     acquire: Callable[[KafkaOptions, str], AbstractContextManager[RangeReader]] = acquire_reader,
     freeze: Callable[[], object] = freeze_objects,
-    commit: Callable[[RangeReader, _ClockTexts], object] = lambda reader, ends: (
-        reader.commit_clocks(ends)
+    commit: Callable[[RangeReader, _Clocks], object] = lambda reader, clocks: reader.commit_clocks(
+        clocks
     ),
-    keep_ends: Callable[[Mapping[Partition, RangeEnd]], object] = dict,
+    keep_ends: Callable[[Mapping[Partition, RangeEnd]], object] = _ignore_ends,
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a task.
 
@@ -491,14 +495,23 @@ def read_task(
             settings = _find_broken_settings() if projection.requests("cti") else {}
             commit(reader, _encode_clocks(options, task.plan, task.offset, ended, settings))
     if is_batch:
-        finished = {
-            partition: (stop, *ended[partition])
-            for partition, stop in _list_ends(task.plan).items()
-        }
-        log_like_spark("pyspark_timestream")
-        warn_about_read(options, projection, RangeReader, finished)
+        _warn_after_batch(options, projection, task.plan, ended)
     keep_ends(ended)
     freeze()
+
+
+def _warn_after_batch(
+    options: KafkaOptions,
+    projection: Projection,
+    plan: TaskPlan,
+    ended: Mapping[Partition, RangeEnd],
+) -> None:
+    """Warn in the task of a batch read, which has no driver that sees the ends of all tasks."""
+    finished = {
+        partition: (stop, *ended[partition]) for partition, stop in _list_ends(plan).items()
+    }
+    log_like_spark("pyspark_timestream")
+    warn_about_read(options, projection, RangeReader, finished)
 
 
 def _encode_clocks(
@@ -507,10 +520,10 @@ def _encode_clocks(
     offset: StreamOffset,
     ended: Mapping[Partition, RangeEnd],
     settings: Mapping[str, str],
-) -> _ClockTexts:
+) -> _Clocks:
     """Return what a task commits; without clocks if partitions are cut, as no task knows them."""
     return {
-        partition: (
+        partition: CommittedClock(
             end,
             ""
             if options.cuts_partitions

@@ -100,7 +100,7 @@ def _error(name: str, problem: str) -> OptionError:
     return OptionError(name, problem, SPECS[name].parser.accepts, "correct it")
 
 
-def fix_readers_of(
+def pin_readers_of(
     options: KafkaOptions, projection: Projection | None, recorded: Mapping[str, ReaderSchema]
 ) -> KafkaOptions:
     """Return `options` with the readers' schemas, which have all fields of `projection`.
@@ -110,7 +110,7 @@ def fix_readers_of(
         SchemaRefused: a schema lacks requested fields.
         CheckpointMismatch: a schema is no longer the one that was recorded.
     """
-    options = fix_readers(options, recorded)
+    options = pin_readers(options, recorded)
     check_schemas(options, projection)
     return _add_newer_readers(options, projection) if recorded else options
 
@@ -118,7 +118,7 @@ def fix_readers_of(
 _FIRST_MESSAGE: Final = (0,)
 
 
-def fix_readers(options: KafkaOptions, recorded: Mapping[str, ReaderSchema]) -> KafkaOptions:
+def pin_readers(options: KafkaOptions, recorded: Mapping[str, ReaderSchema]) -> KafkaOptions:
     """Return `options` with the readers' schemas of values and keys.
 
     `recorded` has the schemas that an earlier start recorded; the first start takes a subject's

@@ -35,7 +35,7 @@ from pyspark_timestream.kafka.decode.records import (
     RecordBlock,
 )
 from pyspark_timestream.kafka.offsets.changes import change_clock
-from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, MalformedValues
+from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_PAYLOADS, MalformedPayloads
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange
@@ -55,7 +55,7 @@ class RangeEnd(NamedTuple):
     """A partition's clock after a range, and the malformed values and keys in the range."""
 
     clock: PartitionClock
-    malformed_values: MalformedValues = NO_MALFORMED_VALUES
+    malformed_payloads: MalformedPayloads = NO_MALFORMED_PAYLOADS
 
 
 def run_task(
@@ -110,7 +110,7 @@ class _TaskRun:
         """Return the rows of a range; `index` is that of its partition in the task."""
         (self._options, columns), partition = self._first, task_range.offsets.partition
         clock = _find_start_clock(self._options, task_range, self._read_range)
-        malformed_values = NO_MALFORMED_VALUES
+        malformed_payloads = NO_MALFORMED_PAYLOADS
         for settings, forced_us, offset_range in task_range.split():
             if settings is not None:
                 changed, before_us = self._options.as_of(settings), clock.cti_us
@@ -126,13 +126,13 @@ class _TaskRun:
                 before = clock
                 with _locate_refusals(partition, block):
                     clock, processed = self._process(clock, partition, block)
-                malformed_values += _count_malformed(processed, before, clock)
+                malformed_payloads += _count_malformed(processed, before, clock)
                 _fail_on_violation(options, processed)
                 _warn_of_marks(options, processed)
                 yield from self._deliver(index, processed)
                 if options.rules.is_at_end(clock.cti_us):
                     break
-        self.range_end = RangeEnd(clock, malformed_values)
+        self.range_end = RangeEnd(clock, malformed_payloads)
         end_us = task_range.end_cti_us
         if end_us is not None and (clock.cti_us is None or end_us > clock.cti_us):
             yield from self._prove(index, np.array([end_us]))
@@ -179,30 +179,30 @@ class _TaskRun:
 
 def _count_malformed(
     processed: ProcessedBlock, before: PartitionClock, after: PartitionClock
-) -> MalformedValues:
+) -> MalformedPayloads:
     """Count malformed values, and note an offset for each warning: that of the last such record."""
     payload, result = processed.payload, processed.result
     inside = result.inside
-    malformed_values = MalformedValues.from_reasons(payload.count_malformed(inside))
+    malformed_payloads = MalformedPayloads.from_reasons(payload.count_malformed(inside))
     offsets = processed.block.offsets
-    if malformed_values.total:
+    if malformed_payloads.total:
         reasons = payload.find_reasons()
         assert reasons is not None
         wrong = (reasons != FINE) if inside is None else (reasons != FINE) & inside
-        malformed_values = replace(
-            malformed_values, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py()
+        malformed_payloads = replace(
+            malformed_payloads, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py()
         )
     if after.clues.early > before.clues.early:
         early = np.flatnonzero(result.well_formed & find_early(result.times))
-        malformed_values = replace(malformed_values, time_at=offsets[int(early[-1])].as_py())
+        malformed_payloads = replace(malformed_payloads, time_at=offsets[int(early[-1])].as_py())
     if after.malformed > before.malformed:
         malformed = result.malformed
         if payload.events.valueless is not None:
             malformed = malformed & ~payload.events.valueless
-        malformed_values = replace(
-            malformed_values, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py()
+        malformed_payloads = replace(
+            malformed_payloads, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py()
         )
-    return malformed_values
+    return malformed_payloads
 
 
 def _read_to_end(

@@ -1,7 +1,8 @@
 """The clocks of partitions between two records, and the stream's CTI over all partitions.
 
-It round-trips through JSON, because it is part of the Spark offset. Its `Clues` serve diagnosis: no
-rule reads them. Like the clock they are a fold, so any split into blocks gives the same clues.
+A `PartitionClock` has a JSON form, because each Spark offset holds one per partition. Its `Clues`
+serve diagnosis: no rule reads them. Like the clock they are a fold, so any split into blocks gives
+the same clues.
 
 A stream can promise no more than each of its partitions, so its CTI is the minimum of theirs
 (semantics 5.1). A partition without a CTI holds it back; an idle one (5.2) does not count, unless
@@ -21,7 +22,7 @@ import dataclasses
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -345,19 +346,23 @@ def min_cti(ctis_us: Iterable[int | None]) -> int | None:
     return min(present) if present and len(present) == len(all_us) else None
 
 
+MinOfOthers: TypeAlias = tuple[int | None, ...]
+"""The minimum of the CTIs of other partitions: `(us,)`; `(None,)` if one of them has no CTI; `()`
+if there are no others."""
+
+
 def find_min_of_others(
     ctis_us: Sequence[int | None], groups: Iterable[Collection[int]]
-) -> list[tuple[int | None, ...]]:
-    """Return for each group of indices the minimum of all other CTIs, as a tuple of at most one.
+) -> list[MinOfOthers]:
+    """Return for each group of indices the minimum of all other CTIs.
 
-    The tuple is `(None,)` if one of the others is None, `()` if there are no others. Sorts once for
-    all groups, since a batch may have thousands of partitions and as many tasks.
+    Sorts once for all groups, since a batch may have thousands of partitions and as many tasks.
 
     >>> find_min_of_others([5, 3, 4], [[1], [0, 2], [0, 1, 2]])
     [(4,), (3,), ()]
     """
     ascending = sorted(range(len(ctis_us)), key=lambda i: (ctis_us[i] is not None, ctis_us[i] or 0))
-    minima: list[tuple[int | None, ...]] = []
+    minima: list[MinOfOthers] = []
     for group in groups:
         members = set(group)
         outsider = next((i for i in ascending if i not in members), None)

@@ -33,7 +33,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     decode_group_metadata,
     encode_group_metadata,
 )
-from pyspark_timestream.kafka.offsets.offset import MalformedValues
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads
 from pyspark_timestream.kafka.writer.ledger import LedgerEntry
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.read.delivery import Position
@@ -41,7 +41,7 @@ from pyspark_tseries.read.delivery import Position
 SHARES: Final = [
     share(state(5), size=3, pending=((120, NOON), (140, NOON + SECOND))),
     share(with_writers(2, 1, north=2, south=None), restart_points=((0, 1),)),
-    share(state(None, events=0), malformed_values=MalformedValues((("type", 2),), 6, 5, 5)),
+    share(state(None, events=0), malformed_payloads=MalformedPayloads((("type", 2),), 6, 5, 5)),
 ]
 OFFSETS: Final = [offset_of(SHARES, number) for number in range(4)]
 CLOCK: Final = {
@@ -222,7 +222,7 @@ def entries() -> Target:
 def group_metadata() -> Target:
     """What stands in a consumer group: a clock that may be one, or none; and never an error."""
     part = at(0, "trips")
-    whole = encode_group_metadata(OFFSETS[0], part, state(9, events=30), MalformedValues())
+    whole = encode_group_metadata(OFFSETS[0], part, state(9, events=30), MalformedPayloads())
     right = decode_group_metadata(OFFSETS[0], part, whole)
 
     def make(chance: Chance) -> str:

@@ -19,7 +19,7 @@ from pyspark_timestream.commands.watch.page import render_sections
 from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS, Kind
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.offsets.changes import ClockChange
-from pyspark_timestream.kafka.offsets.offset import MalformedValues
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads
 from pyspark_timestream.report import COLOURS
 
 
@@ -121,8 +121,8 @@ def test_a_partition_with_few_late_rows_is_no_cause():
 def test_after_the_first_finding_the_others_have_a_line_each_and_five_are_shown():
     settings = {"ctiFrequency": "1", "maxFuture": "1 s", "startTime": "at"}
     few = {"dropped": 1, "malformed": 1, "tombstones": 1, "future": 1}
-    wrong = MalformedValues.from_reasons({"type": 1})
-    shares = [share(state(5, **few), malformed_values=wrong), share(state(1))]
+    wrong = MalformedPayloads.from_reasons({"type": 1})
+    shares = [share(state(5, **few), malformed_payloads=wrong), share(state(1))]
     shown = explained(shares, settings=settings)
     lines = str(shown).splitlines()
     heads = [line for line in lines if line.startswith("=>")]
@@ -154,8 +154,8 @@ def test_names_are_escaped_in_html_and_printable_in_a_terminal():
 
 def test_malformed_values_are_counted_by_reason_and_partition_with_the_next_step():
     shares = [
-        share(state(5), malformed_values=MalformedValues((("framing", 2), ("key type", 1)))),
-        share(state(5), malformed_values=MalformedValues.from_reasons({"framing": 7})),
+        share(state(5), malformed_payloads=MalformedPayloads((("framing", 2), ("key type", 1)))),
+        share(state(5), malformed_payloads=MalformedPayloads.from_reasons({"framing": 7})),
         share(state(5)),
     ]
     shown = explained(shares)

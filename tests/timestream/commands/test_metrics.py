@@ -24,7 +24,7 @@ from pyspark_timestream.commands.metrics_export import render_page
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 from pyspark_timestream.kafka.offsets.changes import ClockChange
-from pyspark_timestream.kafka.offsets.offset import MalformedValues
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import COUNTERS, WriterState
 
@@ -56,7 +56,7 @@ def test_every_counter_of_the_progress_has_a_metric():
 CLOCKS = st.builds(
     lambda second, counts, idle, first, bad: share(
         state(second, **dict(zip(["events", "dropped", "flagged"], counts, strict=True))),
-        first=first, idle=idle, malformed_values=MalformedValues.from_reasons({"type": bad}),
+        first=first, idle=idle, malformed_payloads=MalformedPayloads.from_reasons({"type": bad}),
     ),
     st.none() | st.integers(-9, 9), st.tuples(*[st.integers(0, 99)] * 3), st.booleans(),
     st.integers(0, 9), st.integers(0, 3),

@@ -9,9 +9,9 @@ from pyspark_timestream.core.options import (
     BOOLEAN,
     TEXT,
     choice,
-    fixed_settings,
     option,
     option_specs,
+    pinned_settings,
     whole_number,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -51,10 +51,10 @@ class Sample:
     path: str = option("path", TEXT, description="where")
     prefix: str = option("prefix", TEXT, "", description="before")
     most: int | None = option("most", whole_number(1), None, description="limit", effect="stream")
-    mode: str = option("mode", choice("a", "b"), "a", description="how", may_change=False)
-    exact: bool = option("exact", BOOLEAN, True, description="so", may_change=False)
+    mode: str = option("mode", choice("a", "b"), "a", description="how", is_pinned=True)
+    exact: bool = option("exact", BOOLEAN, True, description="so", is_pinned=True)
     until: int | None = option(
-        "until", whole_number(), None, description="end", effect="batch", may_change=False
+        "until", whole_number(), None, description="end", effect="batch", is_pinned=True
     )
 
 
@@ -77,8 +77,8 @@ def test_the_text_of_a_value_reads_back_and_is_canonical(name):
 
 
 def test_fixed_settings_are_the_options_that_may_not_change():
-    assert fixed_settings(Sample("/a", most=3)) == {"mode": "a", "exact": "true"}
-    assert fixed_settings(Sample("/b", until=0)) == {"mode": "a", "exact": "true", "until": "0"}
+    assert pinned_settings(Sample("/a", most=3)) == {"mode": "a", "exact": "true"}
+    assert pinned_settings(Sample("/b", until=0)) == {"mode": "a", "exact": "true", "until": "0"}
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -23,8 +23,8 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.reader_schemas import (
     check_recorded,
-    fix_readers,
     load_schemas,
+    pin_readers,
     read_registered,
 )
 from pyspark_timestream.kafka.schemas import RegisteredSchema
@@ -113,7 +113,7 @@ def descriptor_set(tmp_path):
 
 def fixed(raw, **more) -> KafkaOptions:
     """Options with the readers' schemas, as the driver fixes them."""
-    return replace(fix_readers(load_schemas(options(**raw)), {}), **more)
+    return replace(pin_readers(load_schemas(options(**raw)), {}), **more)
 
 
 def delivered(given, columns, *values, counted=None, **more):
@@ -124,7 +124,7 @@ def delivered(given, columns, *values, counted=None, **more):
     ended = {}
     tables = list(run_task(given, wanted, plan, lambda *_: records, ended.__setitem__))
     if counted is not None:
-        counted.update({part: end.malformed_values for part, end in ended.items()})
+        counted.update({part: end.malformed_payloads for part, end in ended.items()})
     return pa.Table.from_batches(tables, wanted.schema).to_pylist()
 
 

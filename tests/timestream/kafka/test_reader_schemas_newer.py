@@ -37,7 +37,7 @@ def start(stub, recorded, *columns, **more):
     given = load_schemas(build_options(**raw))
     driver = StreamDriver(given, projection=projection(given, *columns))
     read_from = {side: ReaderSchema.from_json(each) for side, each in recorded.items()}
-    return {side: each.to_json() for side, each in driver.fix_schemas(read_from).items()}
+    return {side: each.to_json() for side, each in driver.pin_schemas(read_from).items()}
 
 
 def versions(readers, side="value"):

@@ -375,7 +375,7 @@ def test_a_replay_neither_fails_on_nor_counts_values_outside_its_span(sizes):
         given_options, wanted, TaskPlan((partition_offset,)), read, ended.__setitem__
     ):
         pass
-    assert ended[at(0)].malformed_values.total == 1
+    assert ended[at(0)].malformed_payloads.total == 1
 
 
 def test_a_replay_reads_nothing_behind_its_end():

@@ -171,7 +171,7 @@ def test_a_description_holds_settings_of_time_only(name) -> None:
 
 
 def test_every_describable_setting_is_an_option_that_a_checkpoint_keeps() -> None:
-    kept = {name for name in TOPIC_SETTINGS if not SPECS[name].may_change}
+    kept = {name for name in TOPIC_SETTINGS if SPECS[name].is_pinned}
     # The preset is kept as what it stands for.
     assert kept == set(TOPIC_SETTINGS) - {"advanceTime"}
     assert all(SPECS[name].effect == "both" for name in TOPIC_SETTINGS)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark_timestream.commands.peek.detect import Detection, format_schema_id
 from pyspark_timestream.commands.peek.examine import (
     Candidate,
-    NoSample,
+    CommandError,
     TopicReport,
     TopicSample,
     examine,
@@ -65,7 +65,7 @@ def _read_sample(options: KafkaOptions, topic: str, count: int) -> TopicSample:
         partitions = broker.partitions()
         if not partitions:
             brokers = options.client["bootstrap.servers"]
-            raise NoSample(f"topic '{topic}' does not exist at {brokers}")
+            raise CommandError(f"topic '{topic}' does not exist at {brokers}")
         firsts, ends = broker.earliest(partitions), broker.ends(partitions)
     finally:
         broker.close()
@@ -424,7 +424,7 @@ def run_command(report: Callable[[], str]) -> int:
     logging.getLogger("pyspark_timestream").addHandler(logging.NullHandler())
     try:
         text = report()
-    except (NoSample, OptionError, TimestreamError, OSError) as error:
+    except (CommandError, OptionError, TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     print(text)
@@ -446,7 +446,9 @@ def read_arguments(arguments: argparse.Namespace) -> dict[str, str]:
     for name, value in _split_options(arguments.option):
         if name in raw or name in _SUBSCRIBING:
             instead = _ARGUMENTS.get(name, "--topic")
-            raise NoSample(f"--option {name} is not needed here: leave it out, or use {instead}")
+            raise CommandError(
+                f"--option {name} is not needed here: leave it out, or use {instead}"
+            )
         raw[name] = value
     return raw
 
@@ -456,7 +458,7 @@ def _split_options(texts: Iterable[str]) -> Iterable[tuple[str, str]]:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             # Do not show it: it may be a secret that lacks its name.
-            raise NoSample("an --option is not of the form NAME=VALUE; accepted: name=value")
+            raise CommandError("an --option is not of the form NAME=VALUE; accepted: name=value")
         lower = name.strip().lower()
         prefix = "schemaregistry."
         if lower.startswith(prefix):

@@ -63,7 +63,7 @@ from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, PayloadRules, Side
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.kafka.reader_schemas import fix_readers, load_schemas, with_readers
+from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_readers, with_readers
 from pyspark_timestream.kafka.registry import SchemaRegistry
 from pyspark_timestream.kafka.schemas import ReaderSchema, is_accepted
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -78,8 +78,8 @@ _CORRUPT_COLUMN: Final = "_malformed"
 _KEY_PREFIX: Final = "record_key."
 
 
-class NoSample(Exception):
-    """There is nothing to look at; the text is one sentence."""
+class CommandError(Exception):
+    """A command cannot do what its arguments ask for; the text is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +323,7 @@ def _plan_reading(
     while True:
         raw = _compose(user_options, detections, format_options)
         try:
-            options = fix_readers(load_schemas(read_kafka_options(raw)), {})
+            options = pin_readers(load_schemas(read_kafka_options(raw)), {})
             columns = {side: _list_columns(sample, options, side) for side in SIDES}
         except (SchemaRegistryError, SchemaRefused) as error:
             json_only = {

@@ -20,7 +20,7 @@ from pyspark_timestream.commands.explanation import (
     describe_operator,
 )
 from pyspark_timestream.commands.peek.command import read_arguments, select_reading
-from pyspark_timestream.commands.peek.examine import NoSample
+from pyspark_timestream.commands.peek.examine import CommandError
 from pyspark_timestream.commands.watch.case_records import CaseRecords, read_case
 from pyspark_timestream.commands.watch.follow import (
     Case,
@@ -110,7 +110,7 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.bootstrap_servers is not None:
             ends = LogEnds(arguments)
         elif arguments.option:
-            raise NoSample(
+            raise CommandError(
                 "--option is about brokers, and --bootstrap-servers is missing; next step: add it, "
                 "or leave --option out"
             )
@@ -127,7 +127,7 @@ def main(arguments: argparse.Namespace) -> int:
             _show_text(watched)
         else:
             _serve(watched, arguments.host, arguments.port)
-    except (NoSample, OptionError, TimestreamError, OSError) as error:
+    except (CommandError, OptionError, TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
@@ -297,7 +297,7 @@ class LogEnds:
         arguments: the command's arguments.
 
     Raises:
-        OptionError, NoSample: an option is wrong.
+        OptionError, CommandError: an option is wrong.
     """
 
     def __init__(self, arguments: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -234,6 +234,18 @@ def _create_column_consumer(
     return create_client(options.client, make)
 
 
+class CommittedClock(NamedTuple):
+    """What a task commits for a partition.
+
+    Attributes:
+        offset: where the task has read to.
+        metadata: the partition's clock there as text.
+    """
+
+    offset: int
+    metadata: str
+
+
 class RangeReader:
     """Reads ranges into columns with one consumer, kept from range to range.
 
@@ -326,19 +338,17 @@ class RangeReader:
         # Records fetched past the range would occupy memory until the next read.
         self._pause()
 
-    def commit_clocks(self, clock_texts: Mapping[Partition, tuple[int, str]]) -> None:
-        """Commit (offset, metadata) of partitions to the group, with best effort.
+    def commit_clocks(self, clocks: Mapping[Partition, CommittedClock]) -> None:
+        """Commit the clocks of partitions to the group, with best effort.
 
         If the broker refuses a text as too long, commit its length in the clock's place. The driver
         restores missing clocks by reading the records again, which is slower but never wrong.
         """
         now_s = self._clock()
-        if not clock_texts or now_s < self._next_commit_s:
+        if not clocks or now_s < self._next_commit_s:
             return
         limit = self._length_limit if now_s < self._next_long_s else sys.maxsize
-        short = {
-            partition: _shorten(clock_text, limit) for partition, clock_text in clock_texts.items()
-        }
+        short = {partition: _shorten(clock, limit) for partition, clock in clocks.items()}
         refusals = self._consumer.commit_offsets(short)
         too_long = [
             partition
@@ -346,7 +356,7 @@ class RangeReader:
             if error.code() == _METADATA_TOO_LARGE
         ]
         if too_long:
-            self._length_limit = min(len(short[partition][1]) for partition in too_long) - 1
+            self._length_limit = min(len(short[partition].metadata) for partition in too_long) - 1
             self._next_long_s = now_s + _COMMIT_RETRY_PAUSE_S
             again = {
                 partition: _shorten(short[partition], self._length_limit) for partition in too_long
@@ -561,10 +571,11 @@ def _reports_loss(problem: ConsumerError, offset_range: OffsetRange) -> bool:
     return lost and _concerns(problem, offset_range)
 
 
-def _shorten(clock_text: tuple[int, str], limit: int) -> tuple[int, str]:
-    """Drop the clock from (offset, metadata) if the text is longer than `limit`."""
-    offset, metadata = clock_text
-    return offset, metadata if len(metadata) <= limit else drop_clock(metadata)
+def _shorten(clock: CommittedClock, limit: int) -> CommittedClock:
+    """Drop the clock itself from the metadata if these are longer than `limit`."""
+    if len(clock.metadata) <= limit:
+        return clock
+    return clock._replace(metadata=drop_clock(clock.metadata))
 
 
 _MAX_RECORDS: Final = 20_000

@@ -199,7 +199,7 @@ def _read_json(
     writers = framed.writers if rules.has_registry else ()
     titles = [_find_title(_fetch(options, rules, framed, writer)) for writer in writers]
     block = parse_json(requested, framed.bodies)
-    names = name_rows(titles, framed.codes) if requested.names and titles else None
+    names = name_rows(titles, framed.codes) if requested.needs_names and titles else None
     return block._replace(names=names)
 
 
@@ -303,7 +303,7 @@ def read_framed_protobuf(
     outcomes = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
     reasons = np.where(outcomes == FINE, reasons, outcomes)
     block = read_protobuf(reader, requested, framed.bodies, reasons)
-    row_names = name_rows(names, framed.codes) if requested.names else None
+    row_names = name_rows(names, framed.codes) if requested.needs_names else None
     return block._replace(schema_ids=framed.schema_ids, names=row_names)
 
 

@@ -303,17 +303,18 @@ def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
 
 def _choose_fields(options: KafkaOptions, projection: Projection | None) -> RequestedFields | None:
     """Return the fields of the values to parse; None if none is needed."""
-    raw = tuple(
-        dict.fromkeys(s.name for s in list_time_sources(options).values() if s.kind == "field")
-    )
-    columns, names, needs_reasons = pa.schema([]), False, False
+    sources = list_time_sources(options).values()
+    raw = tuple(dict.fromkeys(source.name for source in sources if source.kind == "field"))
+    columns, needs_names, needs_reasons = pa.schema([]), False, False
     if projection is not None:
         columns = projection.fields
         is_parsed = options.value_format != "binary"
-        names = is_parsed and projection.requests("value_schema_name")
+        needs_names = is_parsed and projection.requests("value_schema_name")
         has_ids = is_parsed and projection.requests("value_schema_id")
-        needs_reasons = names or has_ids or (is_parsed and bool(projection.dead_letter))
-    return RequestedFields(columns, raw, names) if raw or len(columns) or needs_reasons else None
+        needs_reasons = needs_names or has_ids or (is_parsed and bool(projection.dead_letter))
+    if not (raw or len(columns) or needs_reasons):
+        return None
+    return RequestedFields(columns, raw, needs_names=needs_names)
 
 
 def _list_sides(

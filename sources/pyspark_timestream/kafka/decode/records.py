@@ -181,12 +181,12 @@ class RequestedFields:
         columns: the fields that become columns: each one's path as text, and its Arrow type.
         raw: the paths, as text, of the fields that are read unconverted, for event times and edges:
             strings, numbers or timestamps.
-        names: True if the names of the records or messages are requested too.
+        needs_names: True if the names of the records or messages are requested too.
     """
 
     columns: pa.Schema
     raw: tuple[str, ...] = ()
-    names: bool = False
+    needs_names: bool = False
 
     def column_paths(self) -> list[Path]:
         """Return the path of each column."""

@@ -17,8 +17,8 @@ from pyspark_timestream.core.checkpoint import check_offset, parse_offset, read_
 from pyspark_timestream.core.instants import format_instant, parse_instant
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_VALUES,
-    MalformedValues,
+    NO_MALFORMED_PAYLOADS,
+    MalformedPayloads,
     PartitionOffset,
     StreamOffset,
     read_recorded_offset,
@@ -306,14 +306,14 @@ def build_progress(
     """
     ends = limit_ends(readable_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}
-    totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_VALUES
+    totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_PAYLOADS
     for partition, partition_offset in sorted(offset.partitions.items()):
         topics.setdefault(partition.topic, {})[str(partition.number)] = _build_partition(
             partition_offset, ends.get(partition, partition_offset.end_exclusive)
         )
         for name, count in partition_offset.clock.counters().items():
             totals[name] += count
-        malformed += partition_offset.malformed_values
+        malformed += partition_offset.malformed_payloads
     return {
         "cti": _format_cti(offset.cti_us),
         "endOfStream": offset.end_of_run,
@@ -342,12 +342,12 @@ def _build_partition(partition_offset: PartitionOffset, readable_end: int) -> di
         "lag": max(readable_end - partition_offset.start_inclusive, 0),
         "offset": partition_offset.start_inclusive,
         **partition_offset.clock.counters(),
-        "malformedValues": _report_malformed(partition_offset.malformed_values),
+        "malformedValues": _report_malformed(partition_offset.malformed_payloads),
         "waits": partition_offset.waits,
     }
 
 
-def _report_malformed(malformed: MalformedValues) -> dict[str, int]:
+def _report_malformed(malformed: MalformedPayloads) -> dict[str, int]:
     return {"total": malformed.total, **dict(malformed.by_reason)}
 
 

@@ -44,7 +44,7 @@ from pyspark_timestream.kafka.diagnosis.history import (
     count_remaining,
     find_since,
 )
-from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
+from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_PAYLOADS, PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import (
@@ -277,7 +277,8 @@ def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diag
     if not counts:
         return
     malformed = sum(
-        (partition_offsets[partition].malformed_values for partition in counts), NO_MALFORMED_VALUES
+        (partition_offsets[partition].malformed_payloads for partition in counts),
+        NO_MALFORMED_PAYLOADS,
     )
     events = sum(partition_offsets[partition].clock.events for partition in counts)
     reasons = ", ".join(f"{count} {reason}" for reason, count in malformed.by_reason)
@@ -294,7 +295,7 @@ def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diag
 
 
 def _count_malformed_values(partition_offset: PartitionOffset) -> int:
-    return partition_offset.malformed_values.total
+    return partition_offset.malformed_payloads.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +322,7 @@ def count_malformed_reasons(last_batch: BatchRecord) -> tuple[MalformedReason, .
     """Count the malformed values and keys by reason, the most frequent first."""
     counts: dict[str, dict[Partition, int]] = {}
     for partition, partition_offset in sorted(last_batch.offset.partitions.items()):
-        for reason, count in partition_offset.malformed_values.by_reason:
+        for reason, count in partition_offset.malformed_payloads.by_reason:
             counts.setdefault(reason, {})[partition] = count
     reasons = [
         MalformedReason(reason, partitions, NEXT_STEPS.get(reason, Kind.MALFORMED_VALUES.fix))

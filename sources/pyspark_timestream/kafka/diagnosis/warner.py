@@ -32,8 +32,8 @@ from pyspark_timestream.kafka.diagnosis.samples import (
 )
 from pyspark_timestream.kafka.offsets.group_metadata import group_name
 from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_VALUES,
-    MalformedValues,
+    NO_MALFORMED_PAYLOADS,
+    MalformedPayloads,
     PartitionOffset,
     StreamOffset,
     Warnings,
@@ -200,13 +200,13 @@ class Warner:
         return [Diagnosis(Kind.TWO_TIMESTAMPS, "option 'startTime' = 'timestamp'", text)]
 
     def _examine_sample(self, partition: Partition, now: StreamOffset) -> list[Diagnosis]:
-        clock, malformed = PartitionClock(), NO_MALFORMED_VALUES
+        clock, malformed = PartitionClock(), NO_MALFORMED_PAYLOADS
         for block in self._read_newest(partition, now):
             payload = read_payload(self._options, self._projection, block)
             clock, _ = step(self._options.rules, clock, payload.events, payload.marks)
-            malformed += MalformedValues.from_reasons(payload.count_malformed())
+            malformed += MalformedPayloads.from_reasons(payload.count_malformed())
         position = now.partitions[partition].start_inclusive
-        partition_offset = PartitionOffset(position, position, clock, malformed_values=malformed)
+        partition_offset = PartitionOffset(position, position, clock, malformed_payloads=malformed)
         sampled = replace(now, partitions={partition: partition_offset})
         diagnoses = find_warnings((BatchRecord(0, sampled),), 0)
         return [replace(diagnosis, scope="of its newest records") for diagnosis in diagnoses]
@@ -276,7 +276,7 @@ def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition,
     """Return the partition to sample, and the offset of a malformed record if a task noted one."""
     for partition in sorted(diagnosis.partitions):
         if partition in now.partitions:
-            malformed = now.partitions[partition].malformed_values
+            malformed = now.partitions[partition].malformed_payloads
             offset = {
                 Kind.MALFORMED: malformed.event_at,
                 Kind.IMPROBABLE_TIMES: malformed.time_at,
@@ -305,7 +305,7 @@ def warn_about_read(
     options: KafkaOptions,
     projection: Projection,
     create_reader: CreateReader,
-    ended: Mapping[Partition, tuple[int, PartitionClock, MalformedValues]],
+    ended: Mapping[Partition, tuple[int, PartitionClock, MalformedPayloads]],
 ) -> None:
     """Log the mistakes in the records that a task of a batch read has read.
 
@@ -316,7 +316,7 @@ def warn_about_read(
         ended: partition -> its end offset, the clock there, and its malformed values and keys.
     """
     partition_offsets = {
-        partition: PartitionOffset(end, end, clock, malformed_values=malformed)
+        partition: PartitionOffset(end, end, clock, malformed_payloads=malformed)
         for partition, (end, clock, malformed) in ended.items()
     }
     blank = StreamOffset("", options.settings(), 1, {})
@@ -420,5 +420,5 @@ def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> Partiti
         malformed=after.clock.malformed - before.clock.malformed,
     )
     return replace(
-        after, clock=clock, malformed_values=after.malformed_values - before.malformed_values
+        after, clock=clock, malformed_payloads=after.malformed_payloads - before.malformed_payloads
     )

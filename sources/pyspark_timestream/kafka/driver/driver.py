@@ -61,9 +61,9 @@ from pyspark_timestream.kafka.offsets.positions import (
     find_ended,
     find_recreated_topics,
     find_unchanged_topics,
-    fix_ends,
     limit_ends,
-    read_start,
+    make_start_bound,
+    pin_ends,
     reconcile,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
@@ -78,7 +78,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 from pyspark_timestream.kafka.offsets.tasks import join_batches
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
-from pyspark_timestream.kafka.reader_schemas import fix_readers_of
+from pyspark_timestream.kafka.reader_schemas import pin_readers_of
 from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.clocks import has_reached
@@ -225,14 +225,14 @@ class StreamDriver:
             # A run that goes on keeps the times of its idle partitions.
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
-    def fix_schemas(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
+    def pin_schemas(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
         """Fix the readers' schemas, once a run, and return them for `value` and `key`.
 
         Raises:
-            SchemaRegistryError, SchemaRefused, CheckpointMismatch: as `fix_readers_of`.
+            SchemaRegistryError, SchemaRefused, CheckpointMismatch: as `pin_readers_of`.
         """
         if not self._has_schemas and self._options.has_schemas:
-            self._options = fix_readers_of(self._options, self._projection, recorded)
+            self._options = pin_readers_of(self._options, self._projection, recorded)
             self._warner = Warner(self._options, self._projection, self._create_reader)
             self._has_schemas = True
         return self._options.readers
@@ -243,12 +243,12 @@ class StreamDriver:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         self._wait_for_commit()
         previous = self._read_start(start)
-        self.fix_schemas({} if previous is None else previous.schemas)
+        self.pin_schemas({} if previous is None else previous.schemas)
         if previous is not None and not self._has_started and self._change.begin(previous):
             self._use_settings(previous.settings)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
-        run = self._describe_run(cap, previous)
+        run = self._make_run_context(cap, previous)
         if previous is None:
             planned = self._plan_first(run)
         else:
@@ -257,7 +257,7 @@ class StreamDriver:
                 # Spark never gets the plan that was made with the old options.
                 self._change.waits = False
                 self._use_settings(self._change.settings)
-                run = self._describe_run(cap, previous)
+                run = self._make_run_context(cap, previous)
                 planned = self._plan_next(previous, run)
         log_new_warnings(() if previous is None else previous.warnings, planned.warnings)
         self._work.note(self._now_us(), planned, is_batch=planned is not previous)
@@ -319,8 +319,8 @@ class StreamDriver:
             self.limit_to_current_ends(ends)
         self._has_end_request = True
 
-    def _describe_run(self, cap: int | None, previous: StreamOffset | None) -> RunContext:
-        """Return the limits of the next batch."""
+    def _make_run_context(self, cap: int | None, previous: StreamOffset | None) -> RunContext:
+        """Make the limits of the next batch, with the change that `changeFrom` allows."""
         options, change = self._options, None
         if previous is not None:
             settings = previous.settings if self._change.waits else self._change.settings
@@ -354,8 +354,8 @@ class StreamDriver:
         imported = self._read_imported(None)
         high_watermarks = self._ends.get_high_watermarks() if imported else {}
         earliest, ends = self._ends.find_first_ranges()
-        starts = read_start(self._options).resolve(earliest, ends, self._broker.offsets_at)
-        fixed_ends = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
+        starts = make_start_bound(self._options).resolve(earliest, ends, self._broker.offsets_at)
+        fixed_ends = pin_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
         high_watermarks = self._add_lacking_ends(high_watermarks, starts.keys() if imported else ())
         snapshot = BrokerSnapshot(
             positions=starts,
@@ -396,7 +396,7 @@ class StreamDriver:
             topic_ids=logs.topic_ids,
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
-            malformed_values=end_states.malformed_values,
+            malformed_payloads=end_states.malformed_payloads,
         )
         state = StreamState(previous, end_states.clocks, snapshot, run)
         warnings = self._warner.update(

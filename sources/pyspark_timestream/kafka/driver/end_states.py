@@ -27,7 +27,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     describe_missing_clocks,
     group_name,
 )
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, StreamOffset
 from pyspark_timestream.kafka.offsets.positions import find_recreated_topics
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
@@ -44,24 +44,24 @@ class EndStates:
 
     Attributes:
         clocks: every partition's clock.
-        malformed_values: per partition, the malformed values and keys that tasks counted.
+        malformed_payloads: per partition, the malformed values and keys that tasks counted.
         diagnoses: the problems found while looking for these, for the user.
     """
 
     clocks: Mapping[Partition, PartitionClock]
-    malformed_values: Mapping[Partition, MalformedValues]
+    malformed_payloads: Mapping[Partition, MalformedPayloads]
     diagnoses: tuple[Diagnosis, ...] = ()
 
 
 def _copy_start_states(
     offset: StreamOffset,
-) -> tuple[dict[Partition, PartitionClock], dict[Partition, MalformedValues]]:
+) -> tuple[dict[Partition, PartitionClock], dict[Partition, MalformedPayloads]]:
     """Return the clocks and counts at the start of the batch `offset`."""
     partitions = offset.partitions.items()
     return (
         {partition: partition_offset.clock for partition, partition_offset in partitions},
         {
-            partition: partition_offset.malformed_values
+            partition: partition_offset.malformed_payloads
             for partition, partition_offset in partitions
         },
     )
@@ -72,7 +72,7 @@ def take_end_states(offset: StreamOffset, range_ends: Mapping[Partition, RangeEn
     clocks, malformed = _copy_start_states(offset)
     for partition, end in range_ends.items():
         clocks[partition] = end.clock
-        malformed[partition] += end.malformed_values
+        malformed[partition] += end.malformed_payloads
     return EndStates(clocks, malformed, _repeat_diagnoses(offset))
 
 
@@ -95,7 +95,7 @@ def find_end_states(
         partition = offset_range.partition
         committed = decode_group_metadata(offset, partition, metadata.get(partition))
         decoded[partition] = committed
-        malformed[partition] += committed.malformed_values
+        malformed[partition] += committed.malformed_payloads
         clock = committed.clock
         if clock is None and restore is not None:
             clock = restore(offset_range)

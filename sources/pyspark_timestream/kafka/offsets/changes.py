@@ -180,7 +180,7 @@ def find_bad_value(change: ClockChange) -> str | None:
     for values in (change.old, change.new):
         for name, text in values.items():
             spec = SPECS.get(name)
-            if spec is None or not (spec.changes or name == IDLE_TIMEOUT):
+            if spec is None or not (spec.allowed_change or name == IDLE_TIMEOUT):
                 return f"it records a change of '{name}', which never changes"
             try:
                 spec.parser.parse(text)
@@ -218,7 +218,7 @@ def find_obstacle(
 ) -> str | None:
     """Return what `changeFrom` does instead of the change of an option; None if it makes it."""
     spec, old, new = SPECS.get(name), stored.get(name), settings.get(name)
-    kind = "" if spec is None else spec.changes
+    kind = "" if spec is None else spec.allowed_change
     if spec is None or not kind:
         return "does not change it"
     try:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from pyspark_timestream.core.instants import NEVER, Integers, Mask, instant_or_sentinel
 from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_VALUES,
-    MalformedValues,
+    NO_MALFORMED_PAYLOADS,
+    MalformedPayloads,
     StreamOffset,
 )
 from pyspark_timestream.kafka.ranges import Partition
@@ -65,7 +65,7 @@ class GroupMetadata:
 
     Attributes:
         clock: the clock after the range, committed by a task of this batch; None if missing.
-        malformed_values: the malformed values and keys in the range, if a task counted them.
+        malformed_payloads: the malformed values and keys in the range, if a task counted them.
         settings: (name, value) of session settings, seen by the task, that break what CTIs
             promise.
         refused_length: the length of the text with the clock, if the broker refused it as too
@@ -75,7 +75,7 @@ class GroupMetadata:
     """
 
     clock: PartitionClock | None = None
-    malformed_values: MalformedValues = NO_MALFORMED_VALUES
+    malformed_payloads: MalformedPayloads = NO_MALFORMED_PAYLOADS
     settings: tuple[tuple[str, str], ...] = ()
     refused_length: int | None = None
     other_stream: str | None = None
@@ -85,7 +85,7 @@ def encode_group_metadata(
     offset: StreamOffset,
     partition: Partition,
     end: PartitionClock,
-    malformed_values: MalformedValues = NO_MALFORMED_VALUES,
+    malformed_payloads: MalformedPayloads = NO_MALFORMED_PAYLOADS,
     settings: Mapping[str, str] | None = None,
 ) -> str:
     """Return the ASCII text that a task commits for a partition after its range.
@@ -98,7 +98,7 @@ def encode_group_metadata(
         "settings": dict(settings or {}),
         "stream": offset.stream[:_STREAM_PREFIX_LENGTH],
         "version": _METADATA_VERSION,
-        **malformed_values.to_json(),
+        **malformed_payloads.to_json(),
     }
     # Leave out empty entries, but not the offset 0.
     return _to_text({name: entry for name, entry in value.items() if entry or entry == 0})
@@ -131,7 +131,7 @@ def decode_group_metadata(
         start = offset.partitions[partition].clock
         return GroupMetadata(
             clock=_unpack(value["packed"], start) if "packed" in value else None,
-            malformed_values=MalformedValues.from_json(value),
+            malformed_payloads=MalformedPayloads.from_json(value),
             settings=tuple(sorted(value.get("settings", {}).items())),
             refused_length=value.get("length"),
         )

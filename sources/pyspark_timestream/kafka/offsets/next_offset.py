@@ -14,7 +14,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.changes import ClockChange, keep_changes
 from pyspark_timestream.kafka.offsets.imported_ctis import Pending, defer, release
 from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_VALUES,
+    NO_MALFORMED_PAYLOADS,
     PartitionOffset,
     StreamOffset,
     Warnings,
@@ -114,7 +114,7 @@ def _carry_over_partition(
         idle=state.was_idle(partition),
         caught_up_since_us=snapshot.caught_up_since_us.get(partition),
         pending=last_offset.pending if last_offset else (),
-        malformed_values=snapshot.malformed_values.get(partition, NO_MALFORMED_VALUES),
+        malformed_payloads=snapshot.malformed_payloads.get(partition, NO_MALFORMED_PAYLOADS),
     )
 
 
@@ -293,13 +293,18 @@ def _set_ranges(
 
     def set_range(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
         last_offset, clock = state.find_last(partition), partition_offset.clock
-        start = planned.number, partition_offset.start_inclusive, run.committed_batch
+        batch, position = planned.number, partition_offset.start_inclusive
+        committed = run.committed_batch
         forced_us = None if clock.cti_us == state.find_clock(partition).cti_us else clock.cti_us
         return replace(
             partition_offset,
             end_exclusive=limited[partition],
-            restart_points=note_restart_point(last_offset, *start),
-            forced_ctis=note_forced_cti(last_offset, *start, cti_us=forced_us),
+            restart_points=note_restart_point(
+                last_offset, batch=batch, position=position, committed=committed
+            ),
+            forced_ctis=note_forced_cti(
+                last_offset, batch=batch, position=position, committed=committed, cti_us=forced_us
+            ),
             waits=partition in waiting,
         )
 

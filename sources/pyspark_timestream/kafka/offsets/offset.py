@@ -38,7 +38,7 @@ _MALFORMED_KEYS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class MalformedValues:
+class MalformedPayloads:
     """Numbers of records with a malformed value or key, and offsets that warnings show.
 
     Attributes:
@@ -54,15 +54,15 @@ class MalformedValues:
     time_at: int | None = None
 
     @classmethod
-    def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedValues":
+    def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedPayloads":
         """Create from the number of malformed records for each reason."""
         return cls(_sort(counts))
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "MalformedValues":
+    def from_json(cls, value: Mapping[str, Any]) -> "MalformedPayloads":
         """Read the result of `to_json`."""
         if _MALFORMED_KEYS.isdisjoint(value):
-            return NO_MALFORMED_VALUES
+            return NO_MALFORMED_PAYLOADS
         return cls(
             _sort(value.get("malformed", {})),
             value.get("malformed_at"),
@@ -85,18 +85,18 @@ class MalformedValues:
         """Return the number of malformed records."""
         return sum(count for _, count in self.by_reason)
 
-    def __add__(self, other: "MalformedValues") -> "MalformedValues":
-        return MalformedValues(
+    def __add__(self, other: "MalformedPayloads") -> "MalformedPayloads":
+        return MalformedPayloads(
             self._combine(other, 1),
             self.value_at if other.value_at is None else other.value_at,
             self.event_at if other.event_at is None else other.event_at,
             self.time_at if other.time_at is None else other.time_at,
         )
 
-    def __sub__(self, other: "MalformedValues") -> "MalformedValues":
+    def __sub__(self, other: "MalformedPayloads") -> "MalformedPayloads":
         return replace(self, by_reason=self._combine(other, -1))
 
-    def _combine(self, other: "MalformedValues", sign: int) -> tuple[tuple[str, int], ...]:
+    def _combine(self, other: "MalformedPayloads", sign: int) -> tuple[tuple[str, int], ...]:
         counts = dict(self.by_reason)
         for reason, count in other.by_reason:
             counts[reason] = counts.get(reason, 0) + sign * count
@@ -107,7 +107,7 @@ def _sort(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((reason, count) for reason, count in counts.items() if count))
 
 
-NO_MALFORMED_VALUES: Final = MalformedValues()
+NO_MALFORMED_PAYLOADS: Final = MalformedPayloads()
 
 
 def _leave_out_none(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class PartitionOffset:
             Like `restart_points`, they cover all batches that a restart may run again.
         change_points: where changed options take effect, as (batch, offset); they cover the same
             batches.
-        malformed_values: the malformed values and keys before `start_inclusive` that tasks
+        malformed_payloads: the malformed values and keys before `start_inclusive` that tasks
             counted. They are not in the clock, which does not depend on the schema.
         waits: True if it is ahead of the slowest partition by `maxSkew`, and waits for that.
     """
@@ -149,7 +149,7 @@ class PartitionOffset:
     restart_points: tuple[tuple[int, int], ...] = ()
     forced_ctis: tuple[tuple[int, int, int], ...] = ()
     change_points: tuple[tuple[int, int], ...] = ()
-    malformed_values: MalformedValues = NO_MALFORMED_VALUES
+    malformed_payloads: MalformedPayloads = NO_MALFORMED_PAYLOADS
     waits: bool = False
 
     @property
@@ -176,7 +176,7 @@ class PartitionOffset:
                 "state": self.clock.to_json(),
                 "to": self.end_exclusive,
                 "waits": self.waits or None,
-                **self.malformed_values.to_json(),
+                **self.malformed_payloads.to_json(),
             }
         )
 
@@ -197,7 +197,7 @@ class PartitionOffset:
             restart_points=_read_tuples(value, "restart_points", 2),
             forced_ctis=_read_tuples(value, "forced_ctis", 3),
             change_points=_read_tuples(value, "change_points", 2),
-            malformed_values=MalformedValues.from_json(value),
+            malformed_payloads=MalformedPayloads.from_json(value),
             waits=value.get("waits", False),
         )
 

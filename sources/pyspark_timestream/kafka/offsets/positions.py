@@ -221,8 +221,8 @@ class ReadBound:
         spelt = ", -2 or -1" if EARLIEST in self.words else " or -1"
         offsets = {}
         for partition, end in ends.items():
-            user_offsets = self.offsets[partition]
-            offset = words[user_offsets][partition] if user_offsets in self.words else user_offsets
+            named_offset = self.offsets[partition]
+            offset = words[named_offset][partition] if named_offset in self.words else named_offset
             if not earliest[partition] <= offset <= end and self.options.fail_on_data_loss:
                 raise DataLost(
                     f"option '{self.name}': {partition} has offsets {earliest[partition]} to "
@@ -246,8 +246,8 @@ class ReadBound:
         )
 
 
-def read_start(options: KafkaOptions) -> ReadBound:
-    """Return the starting options of a read."""
+def make_start_bound(options: KafkaOptions) -> ReadBound:
+    """Make the bound that the starting options give a read."""
     return ReadBound(
         options,
         "start",
@@ -259,8 +259,8 @@ def read_start(options: KafkaOptions) -> ReadBound:
     )
 
 
-def read_end(options: KafkaOptions) -> ReadBound:
-    """Return the ending options of a read."""
+def make_end_bound(options: KafkaOptions) -> ReadBound:
+    """Make the bound that the ending options give a read."""
     return ReadBound(
         options,
         "end",
@@ -280,7 +280,7 @@ def check_order(
     Raises:
         OptionError: one does; the error names the option that decides where it starts.
     """
-    starting, ending = read_start(options).name, read_end(options).name
+    starting, ending = make_start_bound(options).name, make_end_bound(options).name
     for partition, start in sorted(starts.items()):
         if start > stops[partition]:
             raise OptionError(
@@ -292,7 +292,7 @@ def check_order(
             )
 
 
-def fix_ends(
+def pin_ends(
     options: KafkaOptions,
     earliest: Mapping[Partition, int],
     starts: Mapping[Partition, int],
@@ -307,7 +307,7 @@ def fix_ends(
     """
     if options.ends_by_default:
         return None
-    stops = read_end(options).resolve(earliest, ends, find_offsets)
+    stops = make_end_bound(options).resolve(earliest, ends, find_offsets)
     check_order(options, starts, stops)
     return stops
 

@@ -13,7 +13,7 @@ from pyspark_timestream.core.instants import MIN_US
 from pyspark_timestream.kafka.offsets.changes import NewRules
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
-    MalformedValues,
+    MalformedPayloads,
     PartitionOffset,
     StreamOffset,
 )
@@ -102,7 +102,7 @@ class BrokerSnapshot:
         imported: the state of the topic of `ctiImport`, read before `ends`; None without an import.
         high_watermarks: the ends of the logs after that reading, including open transactions;
             `ends` holds for partitions that are not in it.
-        malformed_values: the malformed values and keys so far, per partition.
+        malformed_payloads: the malformed values and keys so far, per partition.
     """
 
     positions: Mapping[Partition, int] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class BrokerSnapshot:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: ImportedTopic | None = None
     high_watermarks: Mapping[Partition, int] = field(default_factory=dict)
-    malformed_values: Mapping[Partition, MalformedValues] = field(default_factory=dict)
+    malformed_payloads: Mapping[Partition, MalformedPayloads] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,15 +379,21 @@ def align_ends(
     """
     cut, waiting = dict(ends), set(alignment.waiting)
     for partition, estimate in alignment.estimates.items():
-        position = positions[partition]
-        at_bound = time_index.get(partition, position - 1)
-        if at_bound == position and partition not in alignment.slowest:
+        position, end = positions[partition], ends[partition]
+        # The record at the position is past the bound, which only the slowest may pass.
+        if time_index.get(partition) == position and partition not in alignment.slowest:
             waiting.add(partition)
         if partition in waiting:
-            end = position + 1
-        elif at_bound is None or at_bound > position:
-            end = ends[partition] if at_bound is None else at_bound
+            # One record tells when its clock moves on.
+            aim = position + 1
+        elif partition not in time_index:
+            # The brokers were not asked, as they do not know event times: the pace decides.
+            aim = position + estimate
+        elif (at_bound := time_index[partition]) is None:
+            # No record of the log is past the bound.
+            aim = end
         else:
-            end = position + estimate
-        cut[partition] = min(end, ends[partition])
+            # The slowest goes on by its pace if its next record is past the bound.
+            aim = at_bound if at_bound > position else position + estimate
+        cut[partition] = min(aim, end)
     return cut, frozenset(waiting)

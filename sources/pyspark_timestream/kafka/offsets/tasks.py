@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.offsets.positions import check_order
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange, cut_ranges
-from pyspark_timestream.rules.clocks import PartitionClock, find_min_of_others
+from pyspark_timestream.rules.clocks import MinOfOthers, PartitionClock, find_min_of_others
 
 Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
 
@@ -165,7 +165,7 @@ def join_batches(
     joined_offset = dataclasses.replace(end, partitions=joined_partitions, tasks=max(end.tasks, 1))
     # How far the other partitions were at each moment is lost, so a task proves no CTI. The CTI at
     # the start of the last batch holds once everything has been read.
-    others: tuple[None, ...] = (None,) * (len(task_ranges) > 1)
+    others: MinOfOthers = (None,) if len(task_ranges) > 1 else ()
     plans = [
         TaskPlan(
             tuple(task_ranges[offset_range.partition] for offset_range in group),

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.instants import TIME_UNITS
 from pyspark_timestream.core.options import (
     BOOLEAN,
     TEXT,
     OptionSpec,
     choice,
-    fixed_settings,
     option,
     option_specs,
+    pinned_settings,
 )
 from pyspark_timestream.core.policies import (
     DEFAULT_FUTURE_POLICY,
@@ -50,10 +49,10 @@ from pyspark_timestream.rules.window_fold import FOLD, WindowFold
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _GENERATED: Final = ("ctiFrequency", "advanceTime")
-_CLOCKS: Final = (*_GENERATED, "ctiHeader")
-_CTIS: Final = (*_GENERATED, *CTI_SETTINGS[1:])
+_OWN_CTI_SOURCES: Final = (*_GENERATED, "ctiHeader")
+_RUNNING_CTI_SOURCES: Final = (*_OWN_CTI_SOURCES, "ctiImport")
 _ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-CTI_SOURCES: Final = (*_CTIS, "finalCti")
+CTI_SOURCES: Final = (*_RUNNING_CTI_SOURCES, "finalCti")
 """A column `cti` needs one of these options (semantics 2.8)."""
 
 
@@ -113,7 +112,7 @@ class KafkaOptions(PayloadOptions):
         choice(*KINDS),
         "point",
         description="`point`, `interval` or `edge`",
-        may_change=False,
+        is_pinned=True,
     )
     start_time: TimeFrom = option(
         "startTime",
@@ -124,28 +123,28 @@ class KafkaOptions(PayloadOptions):
             "`header:NAME`, or a field of the value, as `field:PATH` or by its path alone; "
             "`payload.ts_ms` is the field `ts_ms` of the object `payload`"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     end_time: TimeFrom | None = option(
         "endTime",
         TIME_FROM,
         None,
         description="the same for the end of an interval or edge",
-        may_change=False,
+        is_pinned=True,
     )
     edge: TimeFrom | None = option(
         "edge",
         EDGE_FROM,
         None,
         description="the same for an edge's kind: `start` or `end`",
-        may_change=False,
+        is_pinned=True,
     )
     time_unit: str = option(
         "timeUnit",
         choice(*TIME_UNITS),
         "ms",
         description="the unit of times that are numbers: `s`, `ms`, `us`, `ns`",
-        may_change=False,
+        is_pinned=True,
     )
     frequency: Frequency | None = option(
         "ctiFrequency",
@@ -154,8 +153,8 @@ class KafkaOptions(PayloadOptions):
         description=(
             "a CTI after this many events (`10`), or this much application time (`5 seconds`)"
         ),
-        may_change=False,
-        changes="value",
+        is_pinned=True,
+        allowed_change="value",
         excludes=("advanceTime",),
     )
     delay_us: int = option(
@@ -166,8 +165,8 @@ class KafkaOptions(PayloadOptions):
             "a generated CTI lies this far behind the event that triggers it; may be negative (`-1 "
             "tick`)"
         ),
-        may_change=False,
-        changes="value",
+        is_pinned=True,
+        allowed_change="value",
         needs=_GENERATED,
     )
     final_cti: bool = option(
@@ -197,8 +196,8 @@ class KafkaOptions(PayloadOptions):
             "the record header that carries an in-band CTI, read as `startTime` reads text; with "
             "`NAME-writer` and `NAME-close`"
         ),
-        may_change=False,
-        changes="beside",
+        is_pinned=True,
+        allowed_change="beside",
     )
     writer_from: TimeFrom | None = option(
         "writerFrom",
@@ -210,7 +209,7 @@ class KafkaOptions(PayloadOptions):
             "own, and a partition's CTI is the least of its live writers', so that a wrong clock "
             "moves only itself"
         ),
-        may_change=False,
+        is_pinned=True,
         needs=_GENERATED,
         excludes=("ctiHeader",),
     )
@@ -222,8 +221,8 @@ class KafkaOptions(PayloadOptions):
             "writers, separated by commas, whose marks, or with `writerFrom` events, are waited "
             "for from the start"
         ),
-        may_change=False,
-        changes="value",
+        is_pinned=True,
+        allowed_change="value",
         needs=("ctiHeader", "writerFrom"),
     )
     writer_grace_us: int | None = option(
@@ -234,8 +233,8 @@ class KafkaOptions(PayloadOptions):
             "no CTI of its writers takes effect in a partition until its record timestamps have "
             "moved on by this since the first: so that writers that are not listed can join"
         ),
-        may_change=False,
-        changes="value",
+        is_pinned=True,
+        allowed_change="value",
         needs=("ctiHeader", "writerFrom"),
     )
     writer_timeout_us: int | None = option(
@@ -246,8 +245,8 @@ class KafkaOptions(PayloadOptions):
             "a writer that is silent for longer, in record timestamps, no longer holds the CTI of "
             "its partition back; none: it is waited for indefinitely"
         ),
-        may_change=False,
-        changes="value",
+        is_pinned=True,
+        allowed_change="value",
         needs=("ctiHeader", "writerFrom", "ctiImport"),
     )
     time_window: bool = option(
@@ -269,8 +268,8 @@ class KafkaOptions(PayloadOptions):
             "future: it is counted and warned of, flagged under `flag`, and makes no CTI. With at "
             "most `ctiDelay` no clock that is ahead makes an event late"
         ),
-        may_change=False,
-        changes="value",
+        is_pinned=True,
+        allowed_change="value",
         needs=CTI_SOURCES,
     )
     future_policy: str = option(
@@ -280,8 +279,8 @@ class KafkaOptions(PayloadOptions):
         description=(
             "what happens to events in the future: `keep`, `drop`, or `fail`, which ends the query"
         ),
-        may_change=False,
-        changes="value",
+        is_pinned=True,
+        allowed_change="value",
         needs=("maxFuture",),
     )
     policy: str = option(
@@ -292,8 +291,8 @@ class KafkaOptions(PayloadOptions):
             "what happens to events that break a CTI's promise: "
             + ", ".join(f"`{name}`" for name in POLICIES)
         ),
-        may_change=False,
-        changes="value",
+        is_pinned=True,
+        allowed_change="value",
         needs=CTI_SOURCES,
     )
     idle_timeout_us: int | None = option(
@@ -336,7 +335,7 @@ class KafkaOptions(PayloadOptions):
             "time index; otherwise by the pace of each partition's last batch"
         ),
         effect="stream",
-        needs=_CTIS,
+        needs=_RUNNING_CTI_SOURCES,
         excludes=("minPartitions", "maxRecordsPerPartition"),
     )
     cti_import: ImportSource | None = option(
@@ -356,8 +355,8 @@ class KafkaOptions(PayloadOptions):
             "empty partitions"
         ),
         effect="stream",
-        may_change=False,
-        changes="beside",
+        is_pinned=True,
+        allowed_change="beside",
     )
 
     change_from: str | int | None = option(
@@ -384,8 +383,8 @@ class KafkaOptions(PayloadOptions):
             "options let in before is read for the clocks alone, so CTIs and violations are those "
             "of the full run"
         ),
-        may_change=False,
-        needs=_CLOCKS,
+        is_pinned=True,
+        needs=_OWN_CTI_SOURCES,
         excludes=("ctiImport",),
     )
     ending_cti_us: int | None = option(
@@ -397,8 +396,8 @@ class KafkaOptions(PayloadOptions):
             "the stream with this instant as its last CTI; `finalCti` then defaults to false, also "
             "with `advanceTime`"
         ),
-        may_change=False,
-        needs=_CLOCKS,
+        is_pinned=True,
+        needs=_OWN_CTI_SOURCES,
         excludes=("ctiImport", "idleAdvance", *_ENDINGS),
     )
 
@@ -465,7 +464,7 @@ class KafkaOptions(PayloadOptions):
             if (text := settings.get(spec.name)) is None
             else spec.parser.parse(text)
             for name, spec in option_specs(KafkaOptions).items()
-            if spec.changes in ("value", "beside")
+            if spec.allowed_change in ("value", "beside")
         }
         return replace(self, **values)
 
@@ -473,7 +472,7 @@ class KafkaOptions(PayloadOptions):
         """Return the options that define time and records, as text; a checkpoint keeps them."""
         texts = {
             name: text
-            for name, text in fixed_settings(self).items()
+            for name, text in pinned_settings(self).items()
             if name not in PAYLOAD_SETTINGS
         }
         if self.frequency is None:

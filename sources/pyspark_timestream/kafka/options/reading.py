@@ -58,8 +58,8 @@ class ReadingOptions:
         None,
         description="topics, separated by commas; this, `subscribePattern` or `assign` is required",
         help="correct it",
-        may_change=False,
-        changes="more",
+        is_pinned=True,
+        allowed_change="more",
         excludes=("subscribePattern", "assign"),
     )
     subscribe_pattern: str | None = option(
@@ -71,7 +71,7 @@ class ReadingOptions:
             "are read from earliest; Kafka's internal topics never match"
         ),
         help="correct it",
-        may_change=False,
+        is_pinned=True,
         excludes=("assign",),
     )
     assign: tuple[Partition, ...] | None = option(
@@ -80,7 +80,7 @@ class ReadingOptions:
         None,
         description='exact partitions: `{"topic": [0, 1]}`',
         help="correct it",
-        may_change=False,
+        is_pinned=True,
     )
     starting_offsets: int | Mapping[Partition, int] = option(
         "startingOffsets",
@@ -130,7 +130,7 @@ class ReadingOptions:
             "its ends when it first starts, ends there under every trigger, and reads no "
             "partition that is found later"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     ending_timestamp_ms: int | None = option(
         "endingTimestamp",
@@ -141,14 +141,14 @@ class ReadingOptions:
             "milliseconds since 1970, or at the latest where there is none; takes precedence over "
             "`endingOffsetsByTimestamp` and `endingOffsets`; in a stream as the latter"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     ending_timestamps_ms: Mapping[Partition, int] | None = option(
         "endingOffsetsByTimestamp",
         TIMESTAMPS,
         None,
         description="the same per partition; takes precedence over `endingOffsets`",
-        may_change=False,
+        is_pinned=True,
     )
     max_offsets: int | None = option(
         "maxOffsetsPerTrigger",
@@ -365,7 +365,7 @@ class PayloadOptions(ReadingOptions):
             "value; the name `payload.after.id` leads into objects, and a name in backquotes is "
             "literal. On a checkpoint `binary` may become `json`, and the other way round"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     value_framing: str | None = option(
         "valueFraming",
@@ -377,7 +377,7 @@ class PayloadOptions(ReadingOptions):
             "`__value_schema_id` (`header`), or nowhere (`none`); by default `confluent` with "
             "`schemaRegistry.url`, else `none`"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     value_schema: str | None = option(
         "valueSchema",
@@ -388,7 +388,7 @@ class PayloadOptions(ReadingOptions):
             "JSON or the path of a file with it, for Protobuf the path of a descriptor set; a path "
             "is read on the driver when the query starts. A checkpoint keeps a fingerprint"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     value_message: str | None = option(
         "valueMessage",
@@ -399,7 +399,7 @@ class PayloadOptions(ReadingOptions):
             "with `valueSchema`; or of the one Avro record to read, also out of a union. A value "
             "of another name is malformed, with the reason `name`"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     reader_schema: str | None = option(
         "readerSchema",
@@ -410,7 +410,7 @@ class PayloadOptions(ReadingOptions):
             "`latest`, the default with a registry: the subject's latest one when the query first "
             "starts. A checkpoint keeps a fingerprint"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     value_subject: str | None = option(
         "valueSubject",
@@ -429,7 +429,7 @@ class PayloadOptions(ReadingOptions):
             "as `valueFormat`, for the keys: schema columns that begin with `keyPrefix` are their "
             "fields"
         ),
-        may_change=False,
+        is_pinned=True,
     )
     key_prefix: str = option(
         "keyPrefix",
@@ -445,20 +445,20 @@ class PayloadOptions(ReadingOptions):
         choice(*FRAMINGS),
         None,
         description="as `valueFraming`, for the keys; the header is `__key_schema_id`",
-        may_change=False,
+        is_pinned=True,
     )
     key_schema: str | None = option(
-        "keySchema", _SCHEMA, None, description="as `valueSchema`, for the keys", may_change=False
+        "keySchema", _SCHEMA, None, description="as `valueSchema`, for the keys", is_pinned=True
     )
     key_message: str | None = option(
-        "keyMessage", NAME, None, description="as `valueMessage`, for the keys", may_change=False
+        "keyMessage", NAME, None, description="as `valueMessage`, for the keys", is_pinned=True
     )
     key_reader_schema: str | None = option(
         "keyReaderSchema",
         _READER_SCHEMA,
         None,
         description="as `readerSchema`, for the keys",
-        may_change=False,
+        is_pinned=True,
     )
     key_subject: str | None = option(
         "keySubject",
@@ -582,6 +582,6 @@ class PayloadOptions(ReadingOptions):
 
 
 PAYLOAD_SETTINGS: Final = frozenset(
-    spec.name for spec in option_specs(PayloadOptions).values() if not spec.may_change
+    spec.name for spec in option_specs(PayloadOptions).values() if spec.is_pinned
 ) - frozenset(spec.name for spec in option_specs(ReadingOptions).values())
 """The options for which `payload_settings` returns what a checkpoint keeps."""

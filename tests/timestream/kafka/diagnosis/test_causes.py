@@ -26,7 +26,7 @@ from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, name_partitions
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
-    MalformedValues,
+    MalformedPayloads,
 )
 from pyspark_timestream.rules.clocks import WriterState
 
@@ -456,9 +456,9 @@ def test_who_asks_for_no_event_times_is_not_told_of_them():
 
 
 def test_records_most_of_which_are_malformed_are_reported_by_reason():
-    half = MalformedValues.from_reasons({"key type": 1, "framing": 3})
+    half = MalformedPayloads.from_reasons({"key type": 1, "framing": 3})
     diagnosis = only(
-        [share(state(1, events=4))], [share(state(1, events=8), malformed_values=half)]
+        [share(state(1, events=4))], [share(state(1, events=8), malformed_payloads=half)]
     )
     assert (diagnosis.kind, diagnosis.cause) == (Kind.MALFORMED_VALUES, "topic 'topic' partition 0")
     assert diagnosis.text == (
@@ -470,8 +470,8 @@ def test_records_most_of_which_are_malformed_are_reported_by_reason():
 def test_one_malformed_value_of_many_is_told_and_its_level_rises_with_each_doubling():
     levels = []
     for count in (1, 2, 3, 4):
-        few = MalformedValues.from_reasons({"type": count})
-        diagnosis = only([share(state(1, events=999), malformed_values=few)])
+        few = MalformedPayloads.from_reasons({"type": count})
+        diagnosis = only([share(state(1, events=999), malformed_payloads=few)])
         assert diagnosis.kind is Kind.MALFORMED_VALUES
         levels.append(diagnosis.level)
     assert levels == [1, 2, 2, 3]
@@ -489,8 +489,8 @@ def test_one_malformed_value_of_many_is_told_and_its_level_rises_with_each_doubl
     ],
 )
 def test_fix_of_malformed_values_is_that_of_the_most_frequent_reason(counts, option):
-    malformed = MalformedValues.from_reasons(counts)
-    assert option in only([share(state(1, events=9), malformed_values=malformed)]).fix
+    malformed = MalformedPayloads.from_reasons(counts)
+    assert option in only([share(state(1, events=9), malformed_payloads=malformed)]).fix
 
 
 # -- rows dropped as late -------------------------------------------------------------------------

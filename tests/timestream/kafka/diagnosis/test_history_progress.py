@@ -6,7 +6,7 @@ from timestream.builders import at
 
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.changes import ClockChange
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.clocks import PartitionClock
 
 BUSY = PartitionClock(
@@ -28,14 +28,14 @@ OFFSET = StreamOffset(
     1,
     {
         at(0): PartitionOffset(
-            20, 25, BUSY, malformed_values=MalformedValues((("key type", 1), ("type", 5)))
+            20, 25, BUSY, malformed_payloads=MalformedPayloads((("key type", 1), ("type", 5)))
         ),
         at(1): PartitionOffset(0, 0, PartitionClock()),
         at(0, "other"): PartitionOffset(
             7,
             9,
             PartitionClock(events=2, ctis=1, cti_us=0),
-            malformed_values=MalformedValues.from_reasons({"framing": 2, "type": 3}),
+            malformed_payloads=MalformedPayloads.from_reasons({"framing": 2, "type": 3}),
         ),
     },
     cti_us=0,

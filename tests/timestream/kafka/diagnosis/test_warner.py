@@ -15,8 +15,8 @@ from pyspark_timestream.kafka.diagnosis.warner import (
     warn_about_read,
 )
 from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_VALUES,
-    MalformedValues,
+    NO_MALFORMED_PAYLOADS,
+    MalformedPayloads,
     PartitionOffset,
     StreamOffset,
 )
@@ -106,17 +106,17 @@ def test_sample_is_read_with_short_timeouts_and_fails_on_loss():
 def test_task_of_a_batch_read_warns_about_its_records(caplog):
     records = Records(*[{"at": "noon", "price": 1.5}] * 4)
     given = options(**JSON)
-    told = {at(0): (4, PartitionClock(events=4, malformed=4), NO_MALFORMED_VALUES)}
+    told = {at(0): (4, PartitionClock(events=4, malformed=4), NO_MALFORMED_PAYLOADS)}
     warn_about_read(given, projection(given, *COLUMNS), records, told)
     assert caplog.text.count("malformed events: topic 'topic' partition 0: 4 of 4 events") == 1
     assert "begins 'no'" in caplog.text
     caplog.clear()
-    wrong = MalformedValues.from_reasons({"syntax": 3})
+    wrong = MalformedPayloads.from_reasons({"syntax": 3})
     told = {at(0): (4, PartitionClock(events=4), wrong)}
     warn_about_read(given, projection(given, *COLUMNS), records, told)
     assert "3 of 4 records have a malformed value or key (reasons: 3 syntax)" in caplog.text
     caplog.clear()
-    well = {at(0): (4, PartitionClock(events=4), NO_MALFORMED_VALUES)}
+    well = {at(0): (4, PartitionClock(events=4), NO_MALFORMED_PAYLOADS)}
     warn_about_read(given, projection(given, *COLUMNS), records, well)
     assert caplog.text == ""
 
@@ -150,8 +150,8 @@ def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
     records = Records(
         *[good] * 50, {"at": "2026-11-26T12:00:00Z[UTC]", "price": "x"}, *[good] * 450
     )
-    noted = MalformedValues((("type", 1),), value_at=50, event_at=50)
-    now = stands(501, clock=PartitionClock(events=501, malformed=1), malformed_values=noted)
+    noted = MalformedPayloads((("type", 1),), value_at=50, event_at=50)
+    now = stands(501, clock=PartitionClock(events=501, malformed=1), malformed_payloads=noted)
     warnings = warner(records).update(offset(501), now, {at(0): 501}, 0)
     event, value = recall_warnings(warnings)
     assert event.detail.endswith(": a time with a zone's name in brackets")
@@ -163,8 +163,8 @@ def test_an_event_in_another_unit_is_the_example_with_the_unit_that_fits_it():
     right, wrong = {"at": 1_704_110_400_000, "price": 1.5}, {"at": 1_704_110_400, "price": 1.5}
     records = Records(*[right] * 30, wrong, *[right] * 300)
     clues = Clues(early=1, old=1)
-    noted = MalformedValues(time_at=30)
-    now = stands(331, clock=PartitionClock(events=331, clues=clues), malformed_values=noted)
+    noted = MalformedPayloads(time_at=30)
+    now = stands(331, clock=PartitionClock(events=331, clues=clues), malformed_payloads=noted)
     (diagnosis,) = recall_warnings(warner(records).update(offset(331), now, {at(0): 331}, 0))
     assert diagnosis.kind is Kind.IMPROBABLE_TIMES
     assert diagnosis.detail == "'timeUnit' = 's' would fit: it is of 2024-01-01 then"

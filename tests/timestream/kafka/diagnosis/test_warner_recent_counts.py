@@ -14,7 +14,7 @@ from pyspark_timestream.kafka.diagnosis.warner import (
     find_recent_mistakes,
     update_counts,
 )
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.clocks import PartitionClock
 
 SETTINGS = options(valueFormat="json", startTime="at", ctiFrequency="1").settings()
@@ -22,10 +22,10 @@ YEARS = 1_000_000
 """So many events were well before."""
 
 
-def share(events, malformed=0, malformed_values=0, reason="type"):
+def share(events, malformed=0, malformed_payloads=0, reason="type"):
     clock = PartitionClock(events=events, malformed=malformed)
-    counted = MalformedValues.from_reasons({reason: malformed_values})
-    return PartitionOffset(events, events, clock, malformed_values=counted)
+    counted = MalformedPayloads.from_reasons({reason: malformed_payloads})
+    return PartitionOffset(events, events, clock, malformed_payloads=counted)
 
 
 def stands(**shares):
@@ -45,7 +45,7 @@ def told(*courses):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("malformed", Kind.MALFORMED), ("malformed_values", Kind.MALFORMED_VALUES)],
+    [("malformed", Kind.MALFORMED), ("malformed_payloads", Kind.MALFORMED_VALUES)],
 )
 def test_data_that_went_wrong_is_told_and_no_longer_once_it_is_well(name, kind):
     bad = share(YEARS + 12, **{name: 12})
@@ -60,9 +60,9 @@ def test_the_counts_are_those_of_the_last_events():
 
 
 def test_the_reasons_of_recent_malformed_values_are_those_of_the_last_events():
-    before = replace(share(YEARS), malformed_values=MalformedValues.from_reasons({"syntax": 8}))
-    more = MalformedValues.from_reasons({"syntax": 9, "framing": 12})
-    now = replace(share(YEARS + 20), malformed_values=more)
+    before = replace(share(YEARS), malformed_payloads=MalformedPayloads.from_reasons({"syntax": 8}))
+    more = MalformedPayloads.from_reasons({"syntax": 9, "framing": 12})
+    now = replace(share(YEARS + 20), malformed_payloads=more)
     recent = update_counts(RecentCounts(), {at(0): before}, {at(0): now})
     (diagnosis,) = find_recent_mistakes(recent, stands(p0=now))
     assert diagnosis.full_text.startswith("lately, 13 of 20 records have a malformed value or key")

@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, StreamOffset
 from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.kafka.reader import KafkaStreamReader
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -964,14 +964,14 @@ def test_malformed_values_that_tasks_counted_are_summed_up_by_reason_over_batche
         for partition in partitions
     }
     run, state = Driven(broker, valueFormat="json"), PartitionClock(events=5)
-    four = MalformedValues.from_reasons({"syntax": 1, "type": 3})
+    four = MalformedPayloads.from_reasons({"syntax": 1, "type": 3})
     run.plan()
     for events in (5, 6, 10):
         state = PartitionClock(events=events)
         broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
         run.plan()
-    counted = StreamOffset.from_json(run.offset).partitions[at(0)].malformed_values
-    assert counted == MalformedValues.from_reasons({"syntax": 3, "type": 9})
+    counted = StreamOffset.from_json(run.offset).partitions[at(0)].malformed_payloads
+    assert counted == MalformedPayloads.from_reasons({"syntax": 3, "type": 9})
     assert caplog.text.count("malformed values: ") == 2
     assert "4 of 5 records have a malformed value or key (reasons: 1 syntax, 3 type)" in caplog.text
 

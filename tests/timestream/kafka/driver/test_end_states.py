@@ -9,10 +9,10 @@ from timestream.builders import at
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, update_warnings
 from pyspark_timestream.kafka.driver.end_states import find_end_states
 from pyspark_timestream.kafka.offsets.group_metadata import drop_clock, encode_group_metadata
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.clocks import PartitionClock, WriterState
 
-THREE = MalformedValues.from_reasons({"syntax": 3})
+THREE = MalformedPayloads.from_reasons({"syntax": 3})
 START = PartitionClock(events=7)
 END = PartitionClock(cti_us=5, events=9, writers=(("a", WriterState(1)), ("b", WriterState(2))))
 OFFSET = StreamOffset(
@@ -20,11 +20,11 @@ OFFSET = StreamOffset(
     {"ctiFrequency": "1"},
     1,
     {
-        at(0): PartitionOffset(7, 9, START, malformed_values=MalformedValues((("type", 1),))),
-        at(1): PartitionOffset(7, 7, START, malformed_values=THREE),
+        at(0): PartitionOffset(7, 9, START, malformed_payloads=MalformedPayloads((("type", 1),))),
+        at(1): PartitionOffset(7, 7, START, malformed_payloads=THREE),
     },
 )
-TWO = MalformedValues.from_reasons({"framing": 1, "type": 1})
+TWO = MalformedPayloads.from_reasons({"framing": 1, "type": 1})
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
@@ -43,8 +43,8 @@ def found(left, reads_again=True, offset=OFFSET):
 def test_committed_end_states_are_used_without_reading_again():
     states, again = found({at(0): encode_group_metadata(OFFSET, at(0), END, TWO)})
     assert (states.clocks, again) == ({at(0): END, at(1): START}, [])
-    assert states.malformed_values == {
-        at(0): MalformedValues((("framing", 1), ("type", 2))),
+    assert states.malformed_payloads == {
+        at(0): MalformedPayloads((("framing", 1), ("type", 2))),
         at(1): THREE,
     }
     assert states.diagnoses == ()

@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     drop_clock,
     encode_group_metadata,
 )
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.clocks import PartitionClock, WriterState
 
 PART = at(0, "orders")
@@ -33,7 +33,7 @@ END = PartitionClock(1_800_000_000_000_000, 1, 5, 19)
 LEFT = encode_group_metadata(OFFSET, PART, END)
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
-FOUR = MalformedValues.from_reasons({"framing": 3, "key type": 1})
+FOUR = MalformedPayloads.from_reasons({"framing": 3, "key type": 1})
 BROKERS_DEFAULT = 4096
 """`offset.metadata.max.bytes`"""
 
@@ -136,7 +136,7 @@ def test_records_without_a_malformed_value_take_no_room_in_the_metadata():
 
 
 def test_reasons_of_malformed_values_take_little_room_in_the_metadata():
-    most = MalformedValues.from_reasons(dict.fromkeys(NEXT_STEPS, 10**9))
+    most = MalformedPayloads.from_reasons(dict.fromkeys(NEXT_STEPS, 10**9))
     left = encode_group_metadata(OFFSET, PART, END, most)
     assert len(left) - len(LEFT) < 250
 

@@ -13,7 +13,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
-    MalformedValues,
+    MalformedPayloads,
     PartitionOffset,
     StreamOffset,
 )
@@ -23,7 +23,7 @@ instants = st.none() | st.integers(-(2**62), 2**62)
 clocks = st.builds(PartitionClock, instants, st.integers(0, 9), instants, st.integers(0, 2**40))
 pendings = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple)
 reasons = st.sampled_from(["framing", "key type", "type"])
-malformed = st.dictionaries(reasons, st.integers(0, 9)).map(MalformedValues.from_reasons)
+malformed = st.dictionaries(reasons, st.integers(0, 9)).map(MalformedPayloads.from_reasons)
 partition_offsets = st.builds(
     PartitionOffset,
     st.integers(0, 9),
@@ -34,7 +34,7 @@ partition_offsets = st.builds(
     pendings,
     pendings,
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), instants), max_size=2).map(tuple),
-    malformed_values=malformed,
+    malformed_payloads=malformed,
 )
 topics = st.sampled_from(["a", "b", "a.b-c_d"])
 some_partitions = st.builds(at, st.integers(0, 12), topics)

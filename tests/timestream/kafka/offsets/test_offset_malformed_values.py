@@ -14,8 +14,8 @@ from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS
 from pyspark_timestream.kafka.driver.end_states import find_end_states
 from pyspark_timestream.kafka.offsets.group_metadata import drop_clock, encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_VALUES,
-    MalformedValues,
+    NO_MALFORMED_PAYLOADS,
+    MalformedPayloads,
     PartitionOffset,
     StreamOffset,
 )
@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
 counts = st.dictionaries(st.sampled_from(RECORD_REASONS[1:]), st.integers(0, 2**40))
-found = counts.map(MalformedValues.from_reasons)
+found = counts.map(MalformedPayloads.from_reasons)
 
 
 def test_every_reason_has_a_next_step():
@@ -33,7 +33,7 @@ def test_every_reason_has_a_next_step():
 
 @given(st.lists(counts, max_size=5))
 def test_sums_are_the_numbers_of_each_reason_and_of_all(partitions):
-    added = sum(map(MalformedValues.from_reasons, partitions), NO_MALFORMED_VALUES)
+    added = sum(map(MalformedPayloads.from_reasons, partitions), NO_MALFORMED_PAYLOADS)
     expected = sum(map(Counter, partitions), Counter())
     assert dict(added.by_reason) == expected
     assert list(added.by_reason) == sorted(added.by_reason)
@@ -43,15 +43,15 @@ def test_sums_are_the_numbers_of_each_reason_and_of_all(partitions):
 @given(found, found)
 def test_difference_is_what_was_added(before, more):
     assert before + more - before == more
-    assert before - before == NO_MALFORMED_VALUES
+    assert before - before == NO_MALFORMED_PAYLOADS
 
 
 @given(found)
 def test_counts_survive_json_and_are_left_out_where_there_are_none(each):
     text = json.dumps(each.to_json())
-    assert MalformedValues.from_json(json.loads(text)) == each
+    assert MalformedPayloads.from_json(json.loads(text)) == each
     assert text == json.dumps(each.to_json(), sort_keys=True)
-    assert NO_MALFORMED_VALUES.to_json() == {}
+    assert NO_MALFORMED_PAYLOADS.to_json() == {}
 
 
 RECORDS = {
@@ -110,11 +110,11 @@ def test_counts_of_a_stream_are_those_of_its_records_in_any_split_and_replay(rea
         partition_offset = replace(
             partition_offset,
             clock=ended.clocks[at(0)],
-            malformed_values=ended.malformed_values[at(0)],
+            malformed_payloads=ended.malformed_payloads[at(0)],
         )
     expected = Counter(reason for reason in reasons if reason)
-    found = replace(partition_offset.malformed_values, value_at=None, event_at=None, time_at=None)
-    assert found == MalformedValues.from_reasons(expected)
+    found = replace(partition_offset.malformed_payloads, value_at=None, event_at=None, time_at=None)
+    assert found == MalformedPayloads.from_reasons(expected)
     # The example is the last such record.
     wrong = [place for place, reason in enumerate(reasons) if reason]
-    assert partition_offset.malformed_values.value_at == (wrong[-1] if wrong else None)
+    assert partition_offset.malformed_payloads.value_at == (wrong[-1] if wrong else None)

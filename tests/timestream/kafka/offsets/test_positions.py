@@ -4,7 +4,7 @@ import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream.errors import DataLost, OptionError
-from pyspark_timestream.kafka.offsets.positions import read_start
+from pyspark_timestream.kafka.offsets.positions import make_start_bound
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 
 EARLIEST = {at(0): 3, at(1): 0}
@@ -12,7 +12,7 @@ ENDS = {at(0): 9, at(1): 5}
 
 
 def starts(**raw):
-    return read_start(options(**raw)).resolve(EARLIEST, ENDS, dict)
+    return make_start_bound(options(**raw)).resolve(EARLIEST, ENDS, dict)
 
 
 def starts_at(found, **raw):
@@ -23,7 +23,7 @@ def starts_at(found, **raw):
         asked.update(instants_ms)
         return {partition: found[partition] for partition in instants_ms}
 
-    resolved = read_start(options(**raw)).resolve(EARLIEST, ENDS, answer)
+    resolved = make_start_bound(options(**raw)).resolve(EARLIEST, ENDS, answer)
     return asked, resolved
 
 
@@ -67,7 +67,7 @@ def test_a_topic_that_does_not_exist_is_named():
 def test_an_assigned_partition_that_does_not_exist_is_named():
     given = {"kafka.bootstrap.servers": "b:1", "assign": '{"topic": [0, 1, 7]}'}
     with pytest.raises(OptionError, match="topic-7 do not exist"):
-        read_start(read_kafka_options(given)).resolve(EARLIEST, ENDS, dict)
+        make_start_bound(read_kafka_options(given)).resolve(EARLIEST, ENDS, dict)
 
 
 BY_PARTITION = '{"topic": {"0": 1000, "1": 2000}}'
@@ -126,4 +126,4 @@ def test_missing_topic_is_named_by_every_starting_option():
 
 def test_a_pattern_that_matches_nothing_yet_starts_nowhere():
     given = options(subscribe=None, subscribePattern="topic.*", startingTimestamp="7")
-    assert read_start(given).resolve({}, {}, dict) == {}
+    assert make_start_bound(given).resolve({}, {}, dict) == {}

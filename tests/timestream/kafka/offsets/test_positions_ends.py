@@ -4,7 +4,7 @@ import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream.errors import DataLost, OptionError
-from pyspark_timestream.kafka.offsets.positions import read_end
+from pyspark_timestream.kafka.offsets.positions import make_end_bound
 
 EARLIEST = {at(0): 3, at(1): 0}
 ENDS = {at(0): 9, at(1): 5}
@@ -19,7 +19,7 @@ def ends(found=None, **raw):
         asked.update(instants_ms)
         return {partition: found[partition] for partition in instants_ms}
 
-    stops = read_end(options(**raw)).resolve(EARLIEST, ENDS, answer)
+    stops = make_end_bound(options(**raw)).resolve(EARLIEST, ENDS, answer)
     return asked, stops
 
 

@@ -365,7 +365,7 @@ def read_avro(
             order[rows] = np.arange(total, total + len(rows))
             total += len(rows)
     block = join_blocks(requested, blocks, order, reasons)
-    row_names = name_rows(names, codes) if requested.names else None
+    row_names = name_rows(names, codes) if requested.needs_names else None
     return block._replace(schema_ids=schema_ids, names=row_names)
 
 
@@ -381,7 +381,7 @@ def _find_names(
 
     The index is -1 if a union has no such branch, which makes the payload malformed anyway.
     """
-    if not (requested.names or reader.record):
+    if not (requested.needs_names or reader.record):
         return [None], np.zeros(len(bodies), np.int64)
     parsed = _parse_writer(text)
     root = parsed.look_up(parsed.schema)

@@ -194,6 +194,8 @@ def test_a_payload_that_names_no_branch_has_no_name_beside_another_writer():
     writers = {1: json.dumps(schema), 2: json.dumps(union)}
     bodies = pa.array([b"", b"\x00", b"\x08", None], pa.binary())
     ids = pa.array([1, 2, 2, 2], pa.int32())
-    block = read_avro(reader, RequestedFields(pa.schema([]), names=True), bodies, writers, ids)
+    block = read_avro(
+        reader, RequestedFields(pa.schema([]), needs_names=True), bodies, writers, ids
+    )
     assert block.names.to_pylist() == ["A", "A", None, None]
     assert block.reasons.tolist() == [FINE, FINE, SYNTAX, FINE]
