@@ -36,7 +36,7 @@ from pyspark_timestream.kafka.client.native.consumer import (
     NativeReader,
     load_native_reader,
 )
-from pyspark_timestream.kafka.client.range_reader import Prefetcher, RangeReader
+from pyspark_timestream.kafka.client.range_reader import CommittedClock, Prefetcher, RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -311,7 +311,8 @@ def test_what_is_left_in_the_group_is_found_there(paths: Paths, topic: Topic, pa
     with paths.reader(path, kafka__group__id=name) as reader:
         # Of many sizes: what lies behind a text that does not end would show.
         for size in range(1, 200, 7):
-            reader.commit_clocks({zero: (size, "größe" * size), one: (9, "")})
+            clocks = {zero: CommittedClock(size, "größe" * size), one: CommittedClock(9, "")}
+            reader.commit_clocks(clocks)
             found = consumer.committed([TopicPartition(*part) for part in (zero, one)], timeout=30)
             left = [(part.offset, part.metadata or "") for part in found]
             assert left == [(size, "größe" * size), (9, "")]

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark_timestream.errors import BrokerUnreachable, DataLost, OptionError
 from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult, Pool
 from pyspark_timestream.kafka.client.errors import BrokerFailure, ClientLog, RetryBudget
-from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
+from pyspark_timestream.kafka.client.range_reader import CommittedClock, RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -370,7 +370,7 @@ def packed(letters: int) -> str:
 def test_state_of_any_size_is_committed_if_accepted() -> None:
     reader, group = leaving(100_000)
     text = packed(90_000)
-    reader.commit_clocks({Partition("t", 0): (7, text)})
+    reader.commit_clocks({Partition("t", 0): CommittedClock(7, text)})
     assert group.left == {Partition("t", 0): (7, text)}
 
 
@@ -378,7 +378,11 @@ def test_state_refused_as_too_long_is_replaced_by_its_length(clock) -> None:
     reader, group = leaving(200, clock)
     long, short = Partition("t", 0), Partition("t", 1)
     for offset in (7, 8):
-        reader.commit_clocks({long: (offset, packed(500)), short: (offset, packed(9))})
+        clocks = {
+            long: CommittedClock(offset, packed(500)),
+            short: CommittedClock(offset, packed(9)),
+        }
+        reader.commit_clocks(clocks)
         assert group.left[short] == (offset, packed(9))
         assert group.left[long][0] == offset
         left = json.loads(group.left[long][1])
@@ -386,14 +390,14 @@ def test_state_refused_as_too_long_is_replaced_by_its_length(clock) -> None:
     # What was refused is not asked for again at once, but a minute later.
     assert [max(sizes.values()) > 200 for sizes in group.commits] == [True, False, False]
     clock.wait(61)
-    reader.commit_clocks({long: (9, packed(500))})
+    reader.commit_clocks({long: CommittedClock(9, packed(500))})
     assert [max(sizes.values()) > 200 for sizes in group.commits[3:]] == [True, False]
 
 
 def test_forbidden_group_is_not_asked_again_for_a_minute(caplog) -> None:
     reader, group = leaving(200)
     for _ in range(3):
-        reader.commit_clocks({Partition("t", 9): (7, "")})
+        reader.commit_clocks({Partition("t", 9): CommittedClock(7, "")})
     assert len(group.commits) == 1
     assert "offsets cannot be committed to group 'g'" in caplog.text
     assert "the counts in the progress leave its records out" in caplog.text

@@ -21,6 +21,7 @@ from pyspark_timestream.kafka.client import bounded, broker
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.consumer import PollResult, Pool
 from pyspark_timestream.kafka.client.range_reader import (
+    CommittedClock,
     Prefetcher,
     RangeReader,
     acquire_reader,
@@ -263,7 +264,7 @@ def test_a_range_is_read_on_by_a_new_consumer_without_a_record_twice(
     with acquire(options()) as reader:
         for _ in range(2):
             assert offsets(reader) == [*range(10, 20)]
-            reader.commit_clocks({PART: (20, "")})
+            reader.commit_clocks({PART: CommittedClock(20, "")})
         assert offsets(reader) == [*range(10, 20)]
         reader.close()
     assert cluster.made["consumer"] == 2
