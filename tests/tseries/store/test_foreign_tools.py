@@ -238,7 +238,7 @@ def test_an_optimize_that_overlooked_another_is_refused_and_undone(path, rival, 
     compacted(begun)
     assert DeltaTable(path).to_pyarrow_table().num_rows > rows, "delta-rs finds the conflict now"
     for use in (lambda: series.latest("a"), lambda: series.append("a", 1.0), lambda: Client(path)):
-        with pytest.raises(UnusableStore, match=rf"is a OPTIMIZE .*restore\({sound}\)"):
+        with pytest.raises(UnusableStore, match=rf"is an OPTIMIZE .*restore\({sound}\)"):
             use()
     if undo == "repair":
         assert len(repair(str(path)).mended) == 1
