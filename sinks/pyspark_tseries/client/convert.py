@@ -28,16 +28,18 @@ from pyspark_timestream.core.arrow import (
 )
 from pyspark_timestream.core.instants import from_datetime, timedelta_to_us
 from pyspark_timestream.errors import compose_message, show_value
-from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
+from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore
 from pyspark_tseries.model.arrays import Int64Array, find_first
 from pyspark_tseries.model.columns import (
     INSTANT,
     RESERVED_NAMES,
     fits,
+    is_valid_text,
     new_value_field,
     type_name,
 )
-from pyspark_tseries.options import NO_MAX_US
+from pyspark_tseries.model.ranges import RetainedRange, format_range
+from pyspark_tseries.options import NO_MAX_US, author_or_user
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.rows import RowPlan, stage_rows, staged_schema
 
@@ -614,6 +616,24 @@ def check_columns(store: Store, requested: list[pa.Field]) -> None:
                 accepted or "no value columns",
                 f"name its columns, {next_step}, or take another path",
             )
+
+
+def check_retained(store: Store, requested: RetainedRange) -> None:
+    """Raise UnusableStore if a store has another retained range."""
+    if store.settings.retained != requested:
+        raise UnusableStore(
+            f"the store at '{store.root}' keeps '{format_range(store.settings.retained)}', not "
+            f"'{format_range(requested)}'",
+            "its retained range, or none",
+            "leave retained_range out, or open the store and call set_retained_range",
+        )
+
+
+def parse_author(author: str | None) -> str:
+    """Return `author`, or the OS user if it is None; raise ValueError if it is no valid text."""
+    if author is not None and not is_valid_text(author):
+        raise ValueError(f"author {author!r} is not a valid text")
+    return author_or_user(author)
 
 
 # -- rows ----------------------------------------------------------------------------------------

@@ -24,8 +24,10 @@ from pyspark_timestream.errors import show_value, wrap_methods
 from pyspark_timestream.report import format_count
 from pyspark_tseries.client.convert import (
     check_columns,
+    check_retained,
     convert_value,
     new_value_fields,
+    parse_author,
     parse_duration_argument,
     parse_max_future,
     parse_schema,
@@ -65,8 +67,8 @@ from pyspark_tseries.model.properties import (
     parse_policy,
     tseries_properties,
 )
-from pyspark_tseries.model.ranges import RetainedRange, format_range, parse_choice, to_whole
-from pyspark_tseries.options import author_or_user, parse_argument, parse_optional
+from pyspark_tseries.model.ranges import format_range, parse_choice, to_whole
+from pyspark_tseries.options import parse_argument, parse_optional
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.erasures import Erasure
 from pyspark_tseries.storage.failures import explain_failure, explained_failures
@@ -191,7 +193,7 @@ class TimeSeries(Questions):
             parse_optional("subscription_range", subscription_range),
         )
         values = new_value_fields(parse_schema(schema))
-        principal = _parse_author(author)
+        principal = parse_author(author)
         allowed = None if policy is None else ensure_owner(parse_policy(policy), principal)
         with explained_failures(location, is_new=True):
             if Store.find(location) is not None:
@@ -210,7 +212,13 @@ class TimeSeries(Questions):
         schema: pa.Schema | Mapping[str, pa.DataType],
         retained_range: str | None = None,
         author: str | None = None,
-        **settings: Any,
+        *,
+        subscription_range: str | None = None,
+        min_retention_age: timedelta | None = None,
+        auto_compact: bool = True,
+        policy: Mapping[str, Iterable[str]] | None = None,
+        durability: str = "fsync",
+        storage_options: Mapping[str, str] | None = None,
     ) -> "TimeSeries":
         """Open the store at `path`, or create it; arguments are as for `create`.
 
@@ -221,25 +229,31 @@ class TimeSeries(Questions):
             IncompatibleValue: the store lacks a column of `schema`, or has another type for it.
             UnusableStore: it has another retained range; or as `create` and `open`.
         """
-        unknown = set(settings).difference(inspect.signature(TimeSeries.create).parameters)
-        if unknown:
-            raise TypeError(f"open_or_create() has no argument {min(unknown)!r}, nor has create()")
-        location = parse_location(path, settings.get("storage_options"))
+        location = parse_location(path, storage_options)
+        opening: dict[str, Any] = {"auto_compact": auto_compact, "durability": durability}
         with explained_failures(location, is_new=True):
             store = Store.find(location)
         if store is None:
             try:
-                return TimeSeries.create(path, schema, retained_range, author, **settings)
+                return TimeSeries.create(
+                    path,
+                    schema,
+                    retained_range,
+                    author,
+                    subscription_range=subscription_range,
+                    min_retention_age=min_retention_age,
+                    policy=policy,
+                    storage_options=storage_options,
+                    **opening,
+                )
             except UnusableStore:
                 # Another process may have created it a moment before.
                 if Store.find(location) is None:
                     raise
-        opening = {"auto_compact", "durability", "storage_options"}
-        chosen = {name: setting for name, setting in settings.items() if name in opening}
-        series = TimeSeries.open(path, author, **chosen)
+        series = TimeSeries.open(path, author, storage_options=storage_options, **opening)
         check_columns(series._store, new_value_fields(parse_schema(schema)))
         if retained_range is not None:
-            _check_retained(series._store, parse_argument("retained_range", retained_range))
+            check_retained(series._store, parse_argument("retained_range", retained_range))
         return series
 
     @staticmethod
@@ -261,7 +275,7 @@ class TimeSeries(Questions):
             UnusableStore: it has a newer version, is not a store, or is damaged: see `repair`.
             ValueError: an empty path, an unknown durability or storage option.
         """
-        principal = _parse_author(author)
+        principal = parse_author(author)
         synced = parse_argument("durability", durability) == "fsync"
         location = parse_location(path, storage_options)
         with explained_failures(location):
@@ -862,12 +876,6 @@ def _find_columns(store: Store) -> _Columns:
     return values, staged_schema(values)
 
 
-def _parse_author(author: str | None) -> str:
-    if author is not None and not is_valid_text(author):
-        raise ValueError(f"author {author!r} is not a valid text")
-    return author_or_user(author)
-
-
 def _convert_name(series: str) -> pa.Array:
     """Return a column with the name of a series; raise IncompatibleValue if it is none."""
     with contextlib.suppress(UnicodeEncodeError):  # Half a character, as a surrogate.
@@ -880,16 +888,6 @@ def _convert_name(series: str) -> pa.Array:
 
 def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:
     return TimeSeries(Store.open(location), author, auto_compact, synced=synced)
-
-
-def _check_retained(store: Store, requested: RetainedRange) -> None:
-    if store.settings.retained != requested:
-        raise UnusableStore(
-            f"the store at '{store.root}' keeps '{format_range(store.settings.retained)}', not "
-            f"'{format_range(requested)}'",
-            "its retained range, or none",
-            "leave retained_range out, or open the store and call set_retained_range",
-        )
 
 
 def _exists_error(path: str | os.PathLike[str]) -> UnusableStore:
