@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_timestream.core.instants import format_instant, parse_duration
+from pyspark_timestream.core.options import quote_column
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
@@ -474,21 +475,16 @@ def correct_late(
     identity = QueryIdentity.of(rows)
 
     def correct(batch: DataFrame, number: int) -> None:
-        key = _quote(series)
+        key = quote_column(series)
         grouped = batch.groupBy(F.col(key), windows).agg(*results, F.count("*").alias(ROWS))
         late_windows = grouped.select(
-            key, F.col("_window.start").alias(start), *map(_quote, [*aggregates, ROWS])
+            key, F.col("_window.start").alias(start), *map(quote_column, [*aggregates, ROWS])
         )
         query = identity.find_id(batch)
         streams = partial(identity.find_streams, query, number)
         corrector.correct(late_windows.toArrow(), query, number, streams)
 
     return identity.mark(rows.writeStream.foreachBatch(correct))
-
-
-def _quote(name: str) -> str:
-    """Quote a name for Spark, which takes a dot for the way into a struct."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _check_violation(late: DataFrame) -> None:

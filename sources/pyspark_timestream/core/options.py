@@ -35,6 +35,11 @@ def is_secret(name: str, value: str) -> bool:
     return is_named_so or LOGIN.search(value) is not None
 
 
+def quote_column(name: str) -> str:
+    """Quote the name of a column for Spark, which takes a dot for the way into a struct."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def quote_value(name: str, value: str) -> str:
     """Quote `value` for a message, or hide it if it is a secret."""
     return "[hidden]" if is_secret(name, value) else f"'{value}'"

@@ -24,6 +24,7 @@ from pyspark_timestream.core.instants import (
     format_instant,
     parse_duration,
 )
+from pyspark_timestream.core.options import quote_column
 from pyspark_timestream.core.session import (
     REQUIRED_SETTINGS,
     ZERO_DELAY_SETTING,
@@ -261,7 +262,7 @@ def is_final(cti: Column) -> Column:
 
 def quote_name(name: str) -> Column:
     """Return the column with this name, which may contain dots."""
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(quote_column(name))
 
 
 _LONGEST_US: Final = FINAL_US - MIN_US

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from pyspark_timestream.core.options import quote_column
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,
@@ -146,7 +147,7 @@ def format_columns(schema: pa.Schema) -> list[str]:
 
 
 def _quote(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+    return name if _PLAIN_NAME.fullmatch(name) else quote_column(name)
 
 
 def _format_type(data_type: pa.DataType) -> str:

@@ -305,6 +305,7 @@ class RangeReader:
                 try:
                     result = self._poll(offset_range, position, needs)
                 except CallAbandoned as error:
+                    # The consumer may never return; the seek replaces it.
                     trouble = error_text(error)
                     self._check_progress(offset_range, position, self._clock() - since_s, trouble)
                     self._seek(offset_range.partition, position)
@@ -327,6 +328,7 @@ class RangeReader:
                         and self._needs_small_fetches(offset_range.partition.topic)
                         != self._uses_small_fetches
                     ):
+                        # The records read show how far the topic inflates: fetch accordingly.
                         self._seek(offset_range.partition, position)
                 else:
                     self._check_progress(offset_range, position, self._clock() - since_s, trouble)
@@ -347,6 +349,7 @@ class RangeReader:
         now_s = self._clock()
         if not clocks or now_s < self._next_commit_s:
             return
+        # The broker's limit may have been raised, so now and then whole clocks are tried again.
         limit = self._length_limit if now_s < self._next_long_s else sys.maxsize
         short = {partition: _shorten(clock, limit) for partition, clock in clocks.items()}
         refusals = self._consumer.commit_offsets(short)
@@ -450,6 +453,7 @@ class RangeReader:
         )
         if self._options.fail_on_data_loss:
             raise DataLost(f"{loss}. {LOSS_ADVICE}")
+        # If the log begins after the range, nothing is left of it.
         resumed = (
             earliest
             if position < earliest < offset_range.end_exclusive
@@ -642,11 +646,13 @@ def prefetch_small_ranges(
 
     def read_ahead(offset_range: OffsetRange, columns: ColumnSet) -> Iterator[RecordBlock]:
         if columns != needs:
+            # What is fetched ahead has only the columns of `needs`.
             return read_range(offset_range, columns)
         if offset_range in later:
             small = [] if ahead else choose_small_ranges(later, stats.mean_record_bytes)
             if offset_range in small:
                 ahead.update(fetch(options, group, small, needs))
+            # Each range is tried once; one that did not arrive completely is read on its own.
             for tried in small if offset_range in small else [offset_range]:
                 later.remove(tried)
         blocks = ahead.pop(offset_range, None)

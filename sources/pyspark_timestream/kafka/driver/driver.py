@@ -226,7 +226,7 @@ class StreamDriver:
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
     def pin_schemas(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
-        """Fix the readers' schemas, once a run, and return them for `value` and `key`.
+        """Pin the readers' schemas, once a run, and return them for `value` and `key`.
 
         Raises:
             SchemaRegistryError, SchemaRefused, CheckpointMismatch: as `pin_readers_of`.
@@ -245,6 +245,7 @@ class StreamDriver:
         previous = self._read_start(start)
         self.pin_schemas({} if previous is None else previous.schemas)
         if previous is not None and not self._has_started and self._change.begin(previous):
+            # Until the CTI reaches `changeFrom`, the stream goes on by the options of before.
             self._use_settings(previous.settings)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
@@ -311,6 +312,7 @@ class StreamDriver:
         if not self._requests.take(previous.stream, self._has_started):
             return
         if not self._ends.is_bounded:
+            # A bounded run stops at its own ends; this one now stops at those of the logs.
             open_at = _find_open_positions(previous, self._find_ended(previous))
             ends = self._ends.wait_for(open_at)
             if not self._ends.reaches(open_at):
@@ -323,6 +325,7 @@ class StreamDriver:
         """Make the limits of the next batch, with the change that `changeFrom` allows."""
         options, change = self._options, None
         if previous is not None:
+            # A change that waits is not one of this batch.
             settings = previous.settings if self._change.waits else self._change.settings
             unpinned = _list_unpinned(options, previous.stream)
             change = find_change(options, settings, previous, unpinned)
@@ -345,6 +348,7 @@ class StreamDriver:
         """Return whether the batch waits for `minOffsetsPerTrigger` (until `maxTriggerDelay`)."""
         filled_us = self._work.filled_us
         if self._ends.is_bounded or filled_us is None:
+            # A bounded run gets no more records; without a batch there is no time to count from.
             return False
         return self._now_us() - filled_us < self._options.max_delay_us
 
@@ -376,6 +380,7 @@ class StreamDriver:
         high_watermarks = self._ends.get_high_watermarks() if has_new_ctis else {}
         logs = self._examine_logs(previous, run)
         if imported is not None:
+            # A new CTI waits for the ends of all logs, a known one for those of new partitions.
             new = logs.positions.keys() - previous.partitions.keys()
             waiting = logs.positions.keys() if has_new_ctis else new
             high_watermarks = self._add_lacking_ends(high_watermarks, waiting)
@@ -431,6 +436,7 @@ class StreamDriver:
         has_run_ended = self._has_started and self._ends.is_bounded and previous.end_of_run
         recorded = previous.imported
         if previous.final or has_run_ended:
+            # Nothing follows a final CTI, and later CTIs belong to the next run.
             return recorded
         if recorded and change:
             options = map(derive_import_options, (change.before, change.after))

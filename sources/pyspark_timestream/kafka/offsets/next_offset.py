@@ -168,6 +168,7 @@ def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
         changes = (*changes, ClockChange(planned.number, planned.cti_us, old, new))
     changes = keep_changes(changes, committed)
     if not changes or changes[-1].number <= committed:
+        # Only a restart that runs the batch of a change again asks where it took effect.
         return replace(planned, changes=changes)
 
     def note(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
@@ -249,6 +250,7 @@ def _set_stream_cti(
         group.append(partition_offset.clock.cti_us)
     cti_us = compute_stream_cti(active, new, idle, emitted_us)
     if not idle or active or new or state.has_run_ended or state.previous.final:
+        # The wall clock speaks only for a stream that is idle in all partitions and goes on.
         return replace(planned, cti_us=cti_us)
     advanced_us = advance_by_clock(cti_us, state.run.idle_advance_us, state.snapshot.now_us)
     if advanced_us is None:
@@ -295,6 +297,7 @@ def _set_ranges(
         last_offset, clock = state.find_last(partition), partition_offset.clock
         batch, position = planned.number, partition_offset.start_inclusive
         committed = run.committed_batch
+        # No record raises a clock that this plan has raised, so a replay must do it again.
         forced_us = None if clock.cti_us == state.find_clock(partition).cti_us else clock.cti_us
         return replace(
             partition_offset,

@@ -20,7 +20,13 @@ from pyspark_timestream.core.instants import (
     parse_duration,
     parse_instant,
 )
-from pyspark_timestream.core.options import Parser, decode_file_uri, make_object, whole_number
+from pyspark_timestream.core.options import (
+    Parser,
+    decode_file_uri,
+    make_object,
+    quote_column,
+    whole_number,
+)
 from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
 
 Path = tuple[str, ...]
@@ -93,7 +99,7 @@ def format_path(path: Path) -> str:
 def _quote(name: str) -> str:
     if name.strip() and not {".", "`"} & set(name):
         return name
-    return "`" + name.replace("`", "``") + "`"
+    return quote_column(name)
 
 
 class WalkResult(NamedTuple):
