@@ -169,7 +169,7 @@ def _find_sequence_bounds(
     if word not in ("next", "previous"):
         return _join(anchor, _find_point_sequences(view.span, last_sequence, edits))
     if unit == "us" or view.anchor.kind not in ("sequence", "last_count"):
-        return None, None
+        return None, None  # Which sequences are inside depends on the times of events.
     reach = view.span.value + edits
     low, high = anchor
     if word == "next":
@@ -205,7 +205,7 @@ def _find_time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
     if word not in ("next", "previous"):
         return _join(anchor, _find_point_times(query.view.span, newest_us))
     if query.view.anchor.kind not in ("time", "last_us"):
-        return None, None
+        return None, None  # Which times are inside depends on where the anchor's event lies.
     low, high = anchor
     if unit == "count":
         # In edit queries an edit may stand among originals of other times.

@@ -493,10 +493,13 @@ class Store:
                     was_beaten = self._discard_lost(attempts, committed)
                     if committed or self.has_batch(batch.token, batch.digest):
                         if synced:
+                            # The call that committed it may have failed before it synced.
                             self.log.sync_entries()
                         return committed
+                    # If a competing commit could be stored, the storage is not at fault.
                     faults = 0 if was_beaten else faults
                     if faults == policy.storage_failures or number == policy.commits:
+                        # This turn was for the question whether the last attempt is stored.
                         break
                     return self._try_append(batch, clock, attempts, synced)
             except (DeltaError, OSError) as error:

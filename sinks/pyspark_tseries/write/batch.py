@@ -632,6 +632,7 @@ class _Commit:
         if optimistic is None:
             return None
         if (optimistic.head_id, optimistic.commit) != (context.head_id, last_commit.commit + 1):
+            # A competing commit was first, and its events may have these sequences.
             return None
         # Use the absolute value, because the clock may have been set back since the tasks began.
         error_us = abs(max(context.now_us, last_commit.commit_us) - optimistic.commit_us)
@@ -643,9 +644,10 @@ class _Commit:
         """Return whether the commit publishes a group, one task's file, unchanged."""
         output, future = group[0], self._future
         if len(group) > 1 or output.file is None or self._optimistic != output.optimistic:
+            # Its events are merged with those of other tasks, or numbered here.
             return False
         if not self._has_current_types:
-            return False
+            return False  # Its columns have the narrower types.
         if self._optimistic is None or future is None:
             return self._optimistic is not None
         return to_data_file(output.file, 0).max_us <= future.last_us
