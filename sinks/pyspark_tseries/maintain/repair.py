@@ -741,8 +741,7 @@ def _describe_change(store: Store, revert: Revert) -> Finding:
     first, until = change.first, change.last.version
     upto = f" to {until}" if until > first.version else ""
     problem = (
-        f"versions {first.version}{upto} of the log: a {first.operation or 'commit'} by "
-        f"'{first.engine}' changed rows"
+        f"versions {first.version}{upto} of the log: {first.title} by '{first.engine}' changed rows"
     )
     return Finding("foreign change", problem)
 

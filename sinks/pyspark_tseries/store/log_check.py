@@ -280,12 +280,10 @@ def _apply_entry(state: _TableState, entry: Entry) -> _TableState:
 
 def _foreign_change_error(location: Location, change: ForeignChange) -> UnusableStore:
     entry, root = change.first, location.root
-    operation = entry.operation or "commit"
-    article = "an" if operation.startswith(tuple("AEIOU")) else "a"
     error = damage_error(
         "foreign change",
         root,
-        f"store '{root}': version {entry.version} of its log is {article} {operation} "
+        f"store '{root}': version {entry.version} of its log is {entry.title} "
         f"by '{entry.engine}' that changes rows: {len(change.missing)} of its files are missing, "
         f"and {len(change.extra)} are not of this package",
     )

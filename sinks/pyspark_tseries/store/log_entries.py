@@ -161,6 +161,12 @@ class Entry:
         return number
 
     @property
+    def title(self) -> str:
+        """What a message calls the entry, such as "an UPDATE"."""
+        operation = self.operation or "commit"
+        return f"{'an' if operation.startswith(tuple('AEIOU')) else 'a'} {operation}"
+
+    @property
     def checked(self) -> int:
         """The version up to which the entry's client had checked the log; -1 if it had not."""
         if self.own is None:

@@ -282,12 +282,12 @@ def merged(table):
 
 
 CHANGES = {
-    deleted: "DELETE",
-    emptied: "DELETE",
-    updated: "UPDATE",
-    appended: "WRITE",
-    overwritten: "WRITE",
-    merged: "MERGE",
+    deleted: "a DELETE",
+    emptied: "a DELETE",
+    updated: "an UPDATE",
+    appended: "a WRITE",
+    overwritten: "a WRITE",
+    merged: "a MERGE",
 }
 
 
@@ -308,7 +308,7 @@ def test_foreign_change_of_rows_is_refused_until_restored(path, change):
         with pytest.raises(UnusableStore) as error:
             use()
         said = str(error.value)
-        assert f"version {sound + 1} of its log is a {CHANGES[change]} by 'delta-rs" in said
+        assert f"version {sound + 1} of its log is {CHANGES[change]} by 'delta-rs" in said
         assert f"restore({sound})" in said
         assert f"python -m pyspark_tseries repair {path}" in said
     assert any("changes rows" in line for line in map(str, verify(str(path))))
@@ -329,7 +329,7 @@ def test_repair_undoes_foreign_changes_and_keeps_the_tools_files(path, change):
     done = repair(str(path))
     assert done == planned
     (mended,) = map(str, done.mended)
-    assert f"a {CHANGES[change]} by 'delta-rs" in mended
+    assert f"{CHANGES[change]} by 'delta-rs" in mended
     assert all("a copy is in '" in line for line in done.lost)
     copies = {copy.name for copy in (path / "_tseries" / "lost").rglob("*.parquet")}
     assert len(copies) == len(done.lost)
