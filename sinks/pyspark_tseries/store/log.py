@@ -448,13 +448,14 @@ class Log:
         if not self.location.is_local or self._skips_checks:
             return False
         if not self._version == self._checked == self._transactions_version:
-            return False
+            return False  # What this object knows of the log is not of one version.
         if self._entry_identity(self._version) != self._identity:
-            return False
+            return False  # The last known entry was removed, or the table was replaced.
         while (identity := self._entry_identity(self._version + 1)) is not None:
             version = self._version + 1
             own_entry = self._own_entry
             if own_entry is not None and own_entry[0] == version and own_entry[1].metadata is None:
+                # This object wrote the entry, so it need not read it.
                 change = own_entry[1]
                 self._remember_transactions(version, change.transactions)
                 self._files.follow(change.files("add"), change.files("remove"))
@@ -792,7 +793,7 @@ class Log:
 
     def _change_table(self, change: Callable[[DeltaTable], object]) -> None:
         if not self.location.is_local:
-            change(self.table)
+            change(self.table)  # An object store has nothing to sync.
             return
         version = self.version()
         self._sync_up_to(version)
