@@ -3,6 +3,8 @@
 `python -m pytest tests/test_house.py -rP` prints the counts.
 """
 
+import ast
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -42,3 +44,28 @@ def test_an_append_to_a_store_passes_few_files(tmp_path: Path) -> None:
         series.append("sensor", 21.0, timestamp=noon)
     print(*sorted(passed), sep="\n")
     assert len(passed) <= MOST_OF_AN_APPEND
+
+
+COMMAND = re.compile(r"(?:python -m pyspark_\w+|chmod|kill)(?: [\w+=<>-]+)* $")
+"""The end of a text in which a command is to be followed by a name or a path."""
+
+
+@pytest.mark.parametrize("root", ROOTS, ids=lambda root: root.name)
+def test_a_command_that_a_message_advises_quotes_what_it_names(root: Path) -> None:
+    # Somebody pastes it, and a path may have a blank or an apostrophe.
+    texts = [
+        text
+        for path in root.rglob("*.py")
+        for text in ast.walk(ast.parse(path.read_text()))
+        if isinstance(text, ast.JoinedStr)
+    ]
+    named = []
+    for text in texts:
+        before = ""
+        for piece in text.values:
+            if isinstance(piece, ast.Constant):
+                before += str(piece.value)
+            elif COMMAND.search(before):
+                named.append(ast.unparse(piece))
+    assert named
+    assert [piece for piece in named if "shlex.quote(" not in piece] == []

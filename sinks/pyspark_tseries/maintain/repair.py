@@ -20,6 +20,7 @@ import os
 import pathlib
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -691,7 +692,7 @@ def _give_up_advice(location: Location, finding: Finding) -> Finding:
     """Return `finding` with its next step: a copy of the store, or giving up whole commits."""
     step = (
         "put it back from a copy of the store, or give up its commit and all that followed with: "
-        f"python -m pyspark_tseries repair --give-up {location.root}"
+        f"python -m pyspark_tseries repair --give-up {shlex.quote(location.root)}"
     )
     return replace(finding, accepts=f"the {finding.kind} as it was written", next_step=step)
 
@@ -776,7 +777,7 @@ def _repair_head(job: _Repair) -> None:
             accepts="the files as they were written",
             next_step="copy the store again or put the files back; or give up the first commit "
             "without its files and all that followed with: python -m pyspark_tseries repair "
-            f"--give-up {job.location.root}",
+            f"--give-up {shlex.quote(job.location.root)}",
         )
         job.left.append(finding)
 

@@ -164,7 +164,7 @@ def check_commit_time(
             f"store '{store}': its last commit is of {_format_clamped(last_us)}, and {clocks}",
             f"a commit within {format_duration(MAX_IDLE_US)} of the last one",
             "if this machine's clock is right, say so with: python -m pyspark_tseries repair "
-            f"{store}; else set it. Nothing is stored",
+            f"{shlex.quote(store)}; else set it. Nothing is stored",
             kind="clock",
         )
 

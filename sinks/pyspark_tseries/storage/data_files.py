@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import zlib
 from bisect import insort
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -531,8 +532,8 @@ def explain_read_errors(location: Location, file: DataFile) -> Iterator[None]:
             f"log it has {describe_contents(file)}",
             "files that are there and as they were written, and a query that was planned within "
             "the hour",
-            "start the query again, or see what is broken with: python -m pyspark_tseries verify "
-            f"{location.root}",
+            "start the query again (one of the past from a new `as_of`), or see what is broken "
+            f"with: python -m pyspark_tseries verify {shlex.quote(location.root)}",
             kind="file",
             path=file.path,
         ) from error

@@ -15,6 +15,7 @@ has its own class; above, each doubling has 128 classes, so a quantile is at mos
 The greatest wait is exact.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -502,7 +503,7 @@ def check_readable(options: KafkaOptions, report: Lateness) -> None:
             else "no record is an event: all are marks",
             "where the event's time is, and with 'timeUnit' its unit if it is a number",
             "look at some records: python -m pyspark_timestream peek --topic "
-            f"{report.topics[0]} --bootstrap-servers ...",
+            f"{shlex.quote(report.topics[0])} --bootstrap-servers ...",
         )
 
 
