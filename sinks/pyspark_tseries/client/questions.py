@@ -1,6 +1,7 @@
 """Ask a store questions, about its last commit or an earlier one, and build queries step by step.
 
-Queries are built as in Diffusion; each method checks its arguments.
+Queries are built as in the time series of Diffusion, a server by DiffusionData. Each method checks
+its arguments.
 
     series.range_query().from_last(timedelta(hours=1)).select_from("a")
     series.range_query().from_last(1).select_from(prefix="room/")

@@ -609,7 +609,7 @@ def _size(rows: PieceRows) -> int:
 
 
 def _copy_few(rows: PieceRows) -> PieceRows:
-    """Copy rows that are few, but keep the memory of many."""
+    """Copy rows if they are a small part of the memory that they keep in use."""
     if 2 * rows.columns.nbytes > rows.columns.get_total_buffer_size():
         return rows
     return PieceRows(rows.fixed, rows.columns.take(pa.array(np.arange(rows.rows))), rows.rows)

@@ -196,7 +196,7 @@ def _read_logged_events(entry: Entry | None) -> tuple[int | None, tuple[str, str
 def _find_attempt(
     location: Location, metadata_by_head: dict[int, CommitMetadata], head_id: int | None
 ) -> int | None:
-    """Return the id of the attempt on top of `head_id` that left event files, if it is the only."""
+    """Return the id of the attempt on top of `head_id` that left event files, if there is one."""
     children = [
         own_id for own_id, metadata in metadata_by_head.items() if metadata.parent == head_id
     ]
@@ -216,7 +216,7 @@ def _compare_heads(
     """Return, by series, the sequences that the head `own_id` adds to the head `head_id`."""
     try:
         index_before = load_index(location, head_id, None, SeriesIndex())
-        # Begin with another new index, because heads share the ids that they know.
+        # Begin with another new index, because loading a head adds its series to the index's ids.
         index_after = load_index(location, own_id, None, SeriesIndex())
     except (UnusableStore, OSError):
         return None

@@ -175,15 +175,15 @@ def reduce_runs(
     return np.asarray(function.reduceat(values, cuts)[::2])
 
 
-def find_first(size: int, is_before: Callable[[int, int], bool]) -> int:
+def find_first(size: int, is_among: Callable[[int, int], bool]) -> int:
     """Find a row among `size` rows by halving; one of them is the row.
 
-    `is_before(first, end)` returns whether it is among the rows from `first` to `end`, exclusive.
+    `is_among(first, end)` returns whether it is among the rows from `first` to `end`, exclusive.
     """
     first, end = 0, size
     while end - first > 1:
         middle = (first + end) // 2
-        first, end = (first, middle) if is_before(first, middle) else (middle, end)
+        first, end = (first, middle) if is_among(first, middle) else (middle, end)
     return first
 
 

@@ -2,9 +2,9 @@
 
 The index says how many events and edits a series ever got, so its newest `count` originals, and all
 edits of them, have sequences from a *low* on. Files, row groups and rows below it are not read.
-Sometimes this low may miss an event: an old index has no counts, and an erased original from the
-future stays in the range of times for ever. Then, and for the newest events up to a time, the
-sequences of originals are read first, in bounded memory, and then the rows.
+This low may miss an event where values were erased: an erased original with a time in the future
+stays in the range of times, however many later events have left it. Then, and for the newest events
+up to a time, the sequences of originals are read first, in bounded memory, and then the rows.
 
 For each series the result has the rows of its newest originals; a row with an edit belongs to the
 original that it overrides.
@@ -236,9 +236,10 @@ def read_newest(
     later = lows if seen_sequences is None else np.maximum(lows, seen_sequences + 1)
     rows = _read_rows(snapshot, series, later, columns)
     newest = _pick_newest(series, rows, (oldest, oldest_us), count, earlier_rows)
-    doubtful = np.flatnonzero(is_new & (newest.sizes < count) & (lows > oldest))
-    if not snapshot.has_erasures or not len(doubtful):
+    may_miss = is_new & (newest.sizes < count) & (lows > oldest)
+    if not snapshot.has_erasures or not may_miss.any():
         return newest
+    doubtful = np.flatnonzero(may_miss)
     exact = read_newest_exactly(snapshot, series.pick(doubtful), columns, count)
     others = np.setdiff1d(np.arange(len(series)), doubtful)
     return interleave(len(series), [(others, newest.pick(others)), (doubtful, exact)])

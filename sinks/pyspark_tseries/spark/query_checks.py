@@ -88,8 +88,11 @@ _UNRELATED: Final = frozenset(
 _IDLE: Final = {"idleTimeout"}
 
 _noted: dict[tuple[str, str], int] = {}
-"""The number of noted batches of each query of this process. Spark may first repeat a batch of an
-earlier run, with the options of that run; the second batch has the options of this run."""
+"""How often this process has noted the streams of each query, at most twice.
+
+Spark may first repeat a batch of an earlier run, with that run's options; the second batch has this
+run's options.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ def read_checkpoint(checkpoint: Path, batch: int) -> tuple[RecordStream, ...]:
 def note_writer(
     location: Location, query: str, batch: int, checkpoint: Path | None, *, gives_ctis: bool
 ) -> None:
-    """Note the streams of a query, once; without the note nothing is compared."""
+    """Note the streams of a query, twice a process; without a note nothing is compared."""
     key = location.root, query
     if _noted.get(key, 0) == 2:
         return

@@ -348,7 +348,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from pyspark_tseries.store.store import Store
 
         target, store = self.target, Store.open(self.target.location)
-        # Called for its error alone: `append` leaves out a batch that is there, below.
+        # Called only for its error; `append`, below, skips a batch that is there already.
         store.has_batch(token, _sum_digests(tasks))
         if batchId > 0 and is_empty and cti_us is None:
             _remove_staged(self.target, tasks)

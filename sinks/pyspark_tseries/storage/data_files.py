@@ -169,7 +169,7 @@ def count_leaves(data_type: pa.DataType) -> int:
 
 
 def _has_nan(column: pa.ChunkedArray) -> bool:
-    if len(column) == 1:  # In a tenth of the time.
+    if len(column) == 1:  # Takes a tenth of the time of Arrow's functions.
         value = column[0].as_py()
         return bool(value != value)
     return bool(pc.any(pc.is_nan(column)).as_py())

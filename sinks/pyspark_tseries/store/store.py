@@ -106,7 +106,7 @@ DEFAULT_RETRYING: Final = RetryPolicy()
 _Result = TypeVar("_Result")
 
 
-# An append passes `core.processes` for nothing else, and passes few files (tests/test_house.py).
+# A copy, so that an append runs the code of fewer files; tests/test_house.py limits their number.
 def _read_wall_clock() -> int:
     """Return the wall clock, in microseconds; a copy of the function of `core.processes`."""
     return time.time_ns() // 1000

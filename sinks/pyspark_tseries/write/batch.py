@@ -384,8 +384,8 @@ class Batch(Appendable):
             `tasks` have them.
         out_of_order: the policy for late rows, of `STORE_POLICIES`.
         author: the author of rows that name none.
-        token: (application, version): the store skips the batch if its last version of the
-            application is this one, and refuses it if that is higher; None always appends.
+        token: (transaction, number): the store skips the batch if its last number of the
+            transaction is this one, and refuses it if that is higher; None always appends.
         principal: who appends; None stands for the author.
         missing_original: the policy for edits without an original, of `LEAVE_OUT_POLICIES`.
         clock: the source of missing timestamps: `wall`, the time of the commit, or `event`, the

@@ -1,6 +1,7 @@
 """Sort a batch, check it against the series index, number its events, and write them to one file.
 
-See semantics 16 and 17. Tasks use the index that the driver expects, commits the current one.
+See semantics 16 and 17. A task numbers its rows after the index that the driver expects at the
+commit; the commit itself uses the current index.
 
 `number_rows` is a pure function of the rows and the index. It decides which rows are stored, in
 which order, and with which sequence and timestamp, and returns the new state of their series as an

@@ -55,7 +55,7 @@ Declared as never null, because Spark then delivers rows faster.
 """
 
 _MAX_HANDED: Final = 10_000
-"""Ticks of a batch that Spark gets with its one task, which then starts no Python."""
+"""Hand Spark at most so many ticks along with a batch's only task, which then starts no Python."""
 
 _LOG: Final = logging.getLogger("pyspark_timestream")
 
@@ -74,7 +74,7 @@ def _count(task: TickPartition) -> int:
 
 
 class TimeTransport:
-    """Format `timestream` with transport `time`; errors name options of the other transport."""
+    """Format `timestream` with transport `time`; errors recognize the other transport's options."""
 
     def __init__(self, raw: Mapping[str, str], kafka_options: Collection[str] = ()) -> None:
         self._options = read_time_options(raw, kafka_options)

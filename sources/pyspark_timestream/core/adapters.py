@@ -341,8 +341,9 @@ class HandingReader(DataSourceStreamReader):
     def set_handed_schema(self, schema: StructType) -> None:
         """Give rows the schema by which Spark reads them; without a call they go as they are.
 
-        Other than rows that a task returns, Spark refuses these if metadata of a column is missing
-        (a table of a catalog has some), or if Arrow does not hold a type, such as a collation.
+        Unlike rows that a task returns, Spark refuses these if a column's metadata is missing
+        (columns of a catalog's table have some), or if Arrow cannot express its type, such as a
+        collation.
         """
         self._handed_schema = to_arrow_schema(schema, timezone="UTC")
         self._fits = from_arrow_schema(self._handed_schema, prefer_timestamp_ntz=True) == schema

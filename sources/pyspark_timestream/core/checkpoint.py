@@ -331,9 +331,10 @@ CTI_SETTINGS: Final = ("ctiFrequency", "ctiHeader", "ctiImport")
 
 
 def parse_offset(value: Any) -> dict[str, Any]:
-    """Return an offset or report in a query's progress: text or parsed JSON, by version and client.
+    """Return an offset, or a report, from a query's progress as an object.
 
-    It is empty for a source that has none, or has one that is no JSON object.
+    It comes as text or as parsed JSON, depending on Spark's version and client. The result is empty
+    for a source that has none, or whose offset is no JSON object.
     """
     try:
         offset = json.loads(value) if isinstance(value, str) else value

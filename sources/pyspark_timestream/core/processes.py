@@ -46,7 +46,7 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 class _OutputError(BaseException):
     """Standard output cannot be written.
 
-    As KeyboardInterrupt it is no Exception: a command would blame what it reads or writes.
+    Like KeyboardInterrupt it is no Exception: else a command would blame what it reads or writes.
     """
 
 
@@ -221,9 +221,9 @@ class ProcessLock:
 class lazy(Generic[T]):
     """A property that is computed when it is first read, as `functools.cached_property` is.
 
-    That one holds a lock of the class meanwhile until Python 3.11, which makes the threads of all
-    objects wait for each other, and for ever where the computation takes another lock. Here two
-    threads may compute the same value at the same time.
+    Up to Python 3.11 that one holds one lock for all objects of a class while it computes. Threads
+    wait for each other then, for ever if the computation takes another lock. Here two threads may
+    compute the same value at the same time.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

@@ -81,7 +81,7 @@ hourly = (
 place = mkdtemp(prefix="trips-")
 query = (
     hourly.writeStream.format("tseries")
-    .option("retainedRange", "unlimited")  # the default: the last ten events of a series
+    .option("retainedRange", "unlimited")  # else a store shows the last ten events of a series
     .option("checkpointLocation", f"{place}/checkpoint")
     .trigger(availableNow=True)
     .start(f"{place}/store")

@@ -1,4 +1,4 @@
-"""DataFrame helpers: drive Spark's watermark by CTIs, shift times and lifetimes, order rows (11).
+"""Drive Spark's watermark by CTIs, shift times and lifetimes, order rows (semantics 11).
 
 A source delivers CTIs as rows with `cti` set. `withWatermark` on that column, with no delay, makes
 the greatest CTI Spark's watermark; data rows have a null `cti` and cannot move it. Metadata on the

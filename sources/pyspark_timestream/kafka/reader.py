@@ -269,7 +269,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._get_driver().mark_committed(end)
 
     def _check_columns(self, offset: StreamOffset) -> None:
-        """Check the columns for a batch by other options: one of before, or of a waiting change."""
+        """Check the columns for a batch whose options differ: those before or after a change."""
         if offset.settings != self._options.settings():
             check_columns(self._options.as_of(offset.settings), self._projection)
 

@@ -155,7 +155,7 @@ class _MarkLock:
         return threading.get_ident() in self._owners
 
     def lend(self, function: Callable[[Any], T], *, is_flush: bool = False) -> Callable[[Any], T]:
-        """Wrap `function` for another thread, so that its callbacks there wait only as here."""
+        """Wrap `function` for another thread; its callbacks wait only if they would in this one."""
         me = threading.get_ident()
         if me in self._owners:
             return partial(_run_noted, self._owners, function)

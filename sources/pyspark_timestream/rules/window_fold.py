@@ -315,7 +315,7 @@ def _encode(values: pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _floor(us: Instants, pane_us: int) -> Instants:
-    """Return the panes of times; leave times before 1970, since Spark drops and names them."""
+    """Return the panes of times; a time before 1970 stays, since `advance_time` refuses it."""
     floored: Instants = us // pane_us * pane_us
     return floored if us.min() >= 0 else np.where(us < 0, us, floored)
 

@@ -78,11 +78,11 @@ WINDOW_US: Final = MINUTE_US
 _QUIET_US: Final = 10 * SECOND_US
 """A query that has finished its last batch is quiet after this long."""
 
-SHOWS_CASES: Final = SHOWN_COUNTERS[1:]
+CASE_COUNTERS: Final = SHOWN_COUNTERS[1:]
 """Counters with cases on the page: all but that of events."""
 
-_READ_COUNTERS: Final = attrgetter(*SHOWN_COUNTERS)
-_READ_CASES: Final = attrgetter(*SHOWS_CASES)
+_get_counters: Final = attrgetter(*SHOWN_COUNTERS)
+_get_case_counters: Final = attrgetter(*CASE_COUNTERS)
 _NOTHING: Final = (0,) * len(SHOWN_COUNTERS)
 
 
@@ -177,7 +177,7 @@ class QueryView:
         triggers: its last batches, from old to new.
         notes: remarks, a sentence each.
         state: the rows that operators keep, where they are known.
-        state_batch: the batch after which the state was so; None: the last one.
+        state_batch: the batch after which the state was counted; None: the last one.
         links: what it reads and writes beside the topics of its streams.
     """
 
@@ -273,7 +273,7 @@ def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
         now = after.offset.partitions.get(partition)
         if now is None or not offset.size:
             continue
-        if _READ_CASES(offset.clock) == _READ_CASES(now.clock):
+        if _get_case_counters(offset.clock) == _get_case_counters(now.clock):
             continue
         old, new = offset.clock.counters(), now.clock.counters()
         cases += [
@@ -287,7 +287,7 @@ def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
                 clock=offset.clock,
                 settings=before.settings,
             )
-            for name in SHOWS_CASES
+            for name in CASE_COUNTERS
             if new[name] > old[name]
         ]
     return cases
@@ -300,8 +300,8 @@ def _count_lately(history: History) -> dict[str, int]:
     before = (early[-1] if early else history[0]).offset.partitions
     totals = [0] * len(SHOWN_COUNTERS)
     for partition, offset in last_batch.offset.partitions.items():
-        new = _READ_COUNTERS(offset.clock)
-        old = _READ_COUNTERS(before[partition].clock) if partition in before else _NOTHING
+        new = _get_counters(offset.clock)
+        old = _get_counters(before[partition].clock) if partition in before else _NOTHING
         if new != old:
             totals = [
                 total + max(after - earlier, 0)
@@ -653,7 +653,7 @@ class Node(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """From one node to another, by their indexes; None: the clock at one end is not known."""
+    """A hop between two nodes, by their indexes; `behind_us` is None if a clock is not known."""
 
     source: int
     target: int

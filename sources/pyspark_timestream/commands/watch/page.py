@@ -20,7 +20,7 @@ from pyspark_timestream.commands.explanation import (
 )
 from pyspark_timestream.commands.watch.case_records import COLUMNS, CaseRecords
 from pyspark_timestream.commands.watch.follow import (
-    SHOWS_CASES,
+    CASE_COUNTERS,
     BatchTiming,
     Case,
     Chain,
@@ -406,7 +406,7 @@ def _render_counts(stream: StreamView, number: int, samples_of: int | None) -> s
     return (
         f'<ul class="counts" aria-label="counted in the last minute of batches">{boxes}</ul>'
         f'<details data-key="cases{number}"><summary>where: '
-        f"{', '.join(SHOWS_CASES)}</summary>{where}{reasons}</details>"
+        f"{', '.join(CASE_COUNTERS)}</summary>{where}{reasons}</details>"
     )
 
 

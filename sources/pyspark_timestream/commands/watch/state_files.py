@@ -82,7 +82,7 @@ class QueryState:
 
     Attributes:
         operators: the state of each operator that could be read.
-        batch: the batch after which the state was so; None: it was not read yet.
+        batch: the batch after which the state was counted; None: it was not read yet.
         note: why something is not known; empty if all is known.
     """
 

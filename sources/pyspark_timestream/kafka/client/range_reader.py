@@ -161,7 +161,7 @@ _LIBRARY_CALLS: Final = {
     "query_bounds": ("query_watermark_offsets", True),
     "is_connected": ("list_topics", True),
 }
-"""Method of a `ColumnConsumer` -> librdkafka's call, for messages; True if it ends in a timeout."""
+"""Method of a `ColumnConsumer` -> librdkafka's call, and if its last argument is a timeout."""
 
 
 class _BoundedConsumer(BoundedClient):

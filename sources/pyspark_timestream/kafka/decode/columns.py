@@ -306,8 +306,7 @@ def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
         name = f"{options.metadata_prefix}violation"
         raise SchemaRefused(
             f"column '{name}' is missing, and option 'violationPolicy' is '{options.policy}': "
-            "nobody could "
-            "tell late rows from others",
+            "nobody could tell late rows from others",
             "a schema with it",
             f"add '{name} string' to .schema(...), or use another policy",
         )

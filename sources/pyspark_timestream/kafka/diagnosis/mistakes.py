@@ -76,7 +76,7 @@ _MIN_LATE: Final = 10
 _READ_LATE: Final = attrgetter(*LATE_COUNTERS)
 
 PartitionCounter = Callable[[PartitionOffset], int]
-"""A counter of a partition."""
+"""Reads one counter of a partition from its entry in an offset."""
 
 
 def find_mistakes(history: History) -> list[Diagnosis]:

@@ -149,21 +149,21 @@ class _WorkTimes:
     def __init__(self) -> None:
         self.filled_us: int | None = None
         """The clock at the last batch with records, or at the first batch of the run."""
-        self._missing_since_us: int | None = None
+        self._no_work_since_us: int | None = None
 
     def note(self, now_us: int, planned: StreamOffset, *, is_batch: bool) -> None:
         """Note the plan of this moment: a new batch, or the last one again."""
         if not is_batch:
-            if self._missing_since_us is None:
-                self._missing_since_us = now_us
+            if self._no_work_since_us is None:
+                self._no_work_since_us = now_us
             return
-        self._missing_since_us = None
+        self._no_work_since_us = None
         if self.filled_us is None or planned.has_records:
             self.filled_us = now_us
 
-    def has_been_missing(self, now_us: int) -> bool:
+    def has_had_no_work(self, now_us: int) -> bool:
         """Return whether there has been nothing to do for about a second."""
-        since_us = self._missing_since_us
+        since_us = self._no_work_since_us
         return since_us is not None and now_us - since_us >= _NO_WORK_AFTER_US
 
 
@@ -245,7 +245,7 @@ class StreamDriver:
         previous = self._read_start(start)
         self.pin_schemas({} if previous is None else previous.schemas)
         if previous is not None and not self._has_started and self._change.begin(previous):
-            # Until the CTI reaches `changeFrom`, the stream goes on by the options of before.
+            # Until the CTI reaches `changeFrom`, the stream goes on by its earlier options.
             self._use_settings(previous.settings)
         self._limit_to_own_ends(previous)
         self._follow_end_request(previous)
@@ -397,7 +397,7 @@ class StreamDriver:
             lost=logs.lost,
             now_us=now_us,
             caught_up_since_us=caught_up_since_us,
-            nothing_to_do=not run.bounded and self._work.has_been_missing(now_us),
+            nothing_to_do=not run.bounded and self._work.has_had_no_work(now_us),
             topic_ids=logs.topic_ids,
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),

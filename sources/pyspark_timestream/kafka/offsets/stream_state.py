@@ -260,7 +260,7 @@ def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) ->
 # -- aligned reading (semantics 5.10) --------------------------------------------------------------
 
 MIN_READ: Final = 100
-"""So few offsets are not worth a batch of their own, and take hardly any state."""
+"""Fewer offsets than this are not worth a batch of their own, and take hardly any state."""
 
 _GROWTH: Final = 4
 """By estimate, read at most this many times the offsets of a partition's last batch."""
@@ -303,7 +303,10 @@ class _Pace:
     size: int
 
     def find_steady_time(self, skew_us: int) -> int | None:
-        """Return the partition's time; if it jumped by more than the skew, the time before."""
+        """Return the partition's time; if it jumped by more than the skew, the time before.
+
+        So a lone event of the far future does not move the bound.
+        """
         if self.before_us is None or self.last_us is None:
             return self.last_us
         return self.before_us if self.last_us - self.before_us > skew_us else self.last_us
@@ -330,10 +333,9 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
         partition: ends.get(partition, position) - position
         for partition, position in positions.items()
     }
-    is_met = limit is None or sum(max(size, 0) for size in backlog.values()) <= limit
-    aligned = [
-        partition for partition, size in backlog.items() if size > (MIN_READ if is_met else 0)
-    ]
+    fits_limit = limit is None or sum(max(size, 0) for size in backlog.values()) <= limit
+    least_backlog = MIN_READ if fits_limit else 0
+    aligned = [partition for partition, size in backlog.items() if size > least_backlog]
     if len(aligned) < 2:
         return Alignment()
     paces = {partition: _find_pace(state, partition, skew) for partition in aligned}
