@@ -1,5 +1,6 @@
 """Ctrl-C in a notebook ends a call anywhere; the next call is as if it had not been made."""
 
+import inspect
 import sys
 
 import pyarrow as pa
@@ -25,7 +26,9 @@ class Interrupt:
         self.left = number
 
     def __call__(self, frame, event, _):
-        if event == "call" and "pyspark_tseries" in frame.f_code.co_filename:
+        # A generator's frame is also begun to close it, where Python drops what is raised.
+        is_generator = frame.f_code.co_flags & inspect.CO_GENERATOR
+        if event == "call" and "pyspark_tseries" in frame.f_code.co_filename and not is_generator:
             self.left -= 1
             if self.left == -1:
                 raise KeyboardInterrupt
