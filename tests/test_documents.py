@@ -37,6 +37,7 @@ from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import PartitionClock
+from pyspark_tseries.model.properties import LOCAL_CHECKPOINT_INTERVAL
 
 PAGES = {
     "TimeOptions": "docs/reference/options-clock.md",
@@ -359,3 +360,8 @@ def test_the_home_for_a_faster_start_has_all_of_spark_but_the_zip(tmp_path: Path
     assert list((home / "jars").glob("spark-core_*.jar"))
     assert {path.name for path in home.iterdir()} == {"bin", "jars"}
     assert interpreter.samefile(sys.executable)
+
+
+def test_the_page_of_the_commit_has_the_interval_of_checkpoints() -> None:
+    sentence = f"a checkpoint is due {LOCAL_CHECKPOINT_INTERVAL} entries after the last one"
+    assert sentence in read("docs/explanation/atomic-commit.md")

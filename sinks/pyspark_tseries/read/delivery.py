@@ -85,8 +85,8 @@ class Position:
             first.
         initial: True while initial events are still due.
         commit: all events up to this commit were delivered.
-        after: the last delivered key of the next commit or, while `initial`, of the series after
-            `upto`; None if none of it is delivered.
+        after: the last delivered (series, sequence) of the commit after `commit`; while `initial`,
+            of the series after `upto`. None if nothing of that commit or series is delivered.
         seen: the number of events ever committed up to here, delivered or not.
         missed: the number of these that were removed before their delivery, or were gone when
             `startingSequence` asked for them.

@@ -158,7 +158,7 @@ STORE_POLICIES: Final[Mapping[str, Action]] = {
 LEAVE_OUT_POLICIES: Final = {
     name: action for name, action in STORE_POLICIES.items() if action.moves is None
 }
-"""The same for rows that no other time or place makes right: too far ahead, without an original."""
+"""The policies for rows that cannot be adjusted: too far ahead, or edits without an original."""
 
 
 def name_lenient(policies: Mapping[str, Action]) -> str:
