@@ -363,7 +363,7 @@ def parse_entry(version: int, data: bytes) -> Entry:
         changes_rows=any(action["dataChange"] for action in (*added.values(), *removed.values())),
         changes_table=any("metaData" in line or "protocol" in line for line in lines),
         changes_protocol=any("protocol" in line for line in lines),
-        read_version=int(read) if isinstance(read, int) else version - 1,
+        read_version=read if isinstance(read, int) else version - 1,
     )
 
 

@@ -629,15 +629,15 @@ def list_samples(state: MetricsState, now_us: int) -> Iterator[Sample]:
 
 def _list_query(query: QueryNumbers, now_us: int) -> Iterator[Sample]:
     name_attributes = (("query.name", query.name),) if query.name else ()
-    attributes: Attributes = (*name_attributes, ("query.id", query.query))
+    query_attributes: Attributes = (*name_attributes, ("query.id", query.query))
     runs = query.ended_us is None
-    yield Sample(QUERY.ACTIVE, attributes, int(runs))
+    yield Sample(QUERY.ACTIVE, query_attributes, int(runs))
     if runs:
-        yield Sample(QUERY.REPORT_AGE, attributes, (now_us - query.reported_us) / SECOND_US)
+        yield Sample(QUERY.REPORT_AGE, query_attributes, (now_us - query.reported_us) / SECOND_US)
     for sample in query.own:
-        yield sample._replace(attributes=(*attributes, *sample.attributes))
+        yield sample._replace(attributes=(*query_attributes, *sample.attributes))
     for index, samples in sorted(query.sources.items()):
-        source: Attributes = (*attributes, ("source", str(index)))
+        source: Attributes = (*query_attributes, ("source", str(index)))
         for metric, attributes, value in (*samples, *query.diagnosed.get(index, ())):
             if metric not in _AGES:
                 yield Sample(metric, (*source, *attributes), value)

@@ -178,6 +178,18 @@ def test_clock_and_subscription_have_numbers_of_their_own():
     assert one(page, "tseries_subscription_events_missed_total", source="1") == 4
 
 
+def test_a_source_beside_another_has_the_labels_that_it_has_alone():
+    offset = offset_of([share(state(1))])
+    alone, both = page_after(event(offset)), page_after(event(offset, offset))
+    of_source = {(name, labels) for name, labels in alone if ("source", "0") in labels}
+    for source in ("0", "1"):
+        expected = {
+            (name, frozenset({*labels - {("source", "0")}, ("source", source)}))
+            for name, labels in of_source
+        }
+        assert {(n, labels) for n, labels in both if ("source", source) in labels} == expected
+
+
 @pytest.mark.parametrize("report", [None, {"trips": {"0": 5}}, 17, "no JSON {", [1]])
 def test_source_of_others_has_no_numbers(report):
     names = {name for name, _ in page_after(event(report))}
