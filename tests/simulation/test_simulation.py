@@ -59,16 +59,3 @@ def test_a_finding_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> 
     report = run_seeds([4], 60, lambda line: None)
     (finding,) = report.findings
     assert re.search(r"ZeroDivisionError.*make simulate SEED=4 FAULTS=0$", finding)
-
-
-UNEXPLAINED = {
-    2161095470108: "after joined batches the driver's CTI is None where the oracle has one",
-    2986187172063: "a clock that is set back an hour stops the store, which a run must survive",
-}
-"""Seeds that fail, and in what; not known yet whether the simulation or the package is wrong."""
-
-
-@pytest.mark.xfail(strict=True, reason="not explained yet")
-@pytest.mark.parametrize("seed", UNEXPLAINED)
-def test_a_seed_that_is_not_explained_delivers_what_the_oracle_says(seed: int) -> None:
-    assert make_world(seed).run_quietly().finding is None, UNEXPLAINED[seed]

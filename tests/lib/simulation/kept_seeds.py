@@ -8,6 +8,8 @@ KEPT: dict[int, str] = {
     400479: "a store that was put back went unnoticed after one write to the checkpoint failed",
     3801383060091: "two drivers with one process id wrote the record of a checkpoint in one file",
     26: "a first batch died of a bare KeyError while the leader of a partition changed",
+    2161095470108: "the oracle took a clock that was lost for one that an import had raised",
+    2986187172063: "the simulation let maintenance fail where a clock is set back by an hour",
 }
 """Seed -> what it has found."""
 

@@ -277,6 +277,8 @@ class StoreWorld(World):
                 maintain(str(self.root / "store" / "events"))
         except Killed:
             self.chance.hits["maintenance killed"] += 1
+        except WrongClock as error:
+            self.check_excuse(error)
         except NoSuchStore:
             assert not self.sink.has_acknowledged, "there is no store, and batches are stored"
         except (StorageFailed, OSError):

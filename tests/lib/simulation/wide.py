@@ -276,7 +276,10 @@ class WideOracle(ChainOracle):
             clock, kept = self.clocks.get(each), self.before.get(each)
             told_now = one.clock.events, one.clock.ctis
             is_robbed = batch.number - 1 in self.world.robbed
-            if clock and kept and (is_robbed or told_now != (clock.events, clock.ctis)):
+            # No clock goes back but by a loss; an imported CTI may be all that the range has raised.
+            goes_back = bool(clock) and most(one.clock.cti_us, clock.cti) != one.clock.cti_us
+            is_other = bool(clock) and told_now != (clock.events, clock.ctis)
+            if clock and kept and (is_robbed or is_other or goes_back):
                 # No task's state was there, and no record to read again (8.3): what the last batch
                 # has shown is not known any more.
                 assert told_now == (kept.events, kept.ctis), f"{each} begins with {one.clock}"
