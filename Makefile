@@ -100,11 +100,11 @@ test test-more test-4.2 integration: export PYSPARK_SUBMIT_ARGS := --conf spark.
 # Tests of stores wait for the disk, so one process more than elsewhere.
 test: WORKERS := -n 4 --dist worksteal --durations=25
 # One session of Spark gains less by kept classes than it takes to make them, so none are made.
-test: java $(READY) ## the fast tests: rules, storage, and a stream of Spark for what users rely on
-	$(BIN)/python -m pytest tests -m "(not session or everyday) and not thorough and not soak" $(WORKERS) $(RERUNS)
+test: java $(READY) ## the fast tests: all rules, and a store or a stream of Spark for each thing that users rely on
+	$(BIN)/python -m pytest tests -m "(not session and not disk or everyday) and not thorough and not soak" $(WORKERS) $(RERUNS)
 
-test-more: java $(CLASSES) ## the other tests with Spark or an S3 server, and those that kill, damage, crowd memory or plant bugs
-	$(BIN)/python -m pytest tests -m "(session and not everyday or thorough) and not soak" $(WORKERS) $(RERUNS)
+test-more: java $(CLASSES) ## the other tests with a store, Spark or an S3 server, and those that kill, damage, crowd memory or plant bugs
+	$(BIN)/python -m pytest tests -m "((session or disk) and not everyday or thorough) and not soak" $(WORKERS) $(RERUNS)
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -23,9 +24,13 @@ MIN_EXAMPLES = 30 // EXAMPLES_SHARE
 SESSIONS = {"spark", "bucket"}
 
 
+STORES = Path(__file__).parent / "tseries"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_sessions(items)
+    mark_disks(items)
     limit_examples(items)
 
 
@@ -39,6 +44,23 @@ def mark_sessions(items: list[pytest.Item]) -> None:
         if SESSIONS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("session")
     items.sort(key=lambda item: item.get_closest_marker("session") is None)
+
+
+def mark_disks(items: list[pytest.Item]) -> None:
+    """Mark what writes stores to a disk; the first such test of a module is an everyday one.
+
+    A module tests a promise of the store, so each of them has a round trip in `make test`.
+    """
+    seen = set()
+    for item in items:
+        others = any(map(item.get_closest_marker, ("session", "thorough", "soak")))
+        on_disk = "tmp_path" in getattr(item, "fixturenames", ())
+        if others or not on_disk or STORES not in item.path.parents:
+            continue
+        item.add_marker("disk")
+        if item.path not in seen:
+            item.add_marker("everyday")
+        seen.add(item.path)
 
 
 def limit_examples(items: list[pytest.Item]) -> None:

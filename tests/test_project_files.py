@@ -77,14 +77,25 @@ def test_the_service_container_is_the_broker_of_the_tests() -> None:
 
 @pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize(
-    "marks", [(), ("thorough",), ("session",), ("session", "everyday"), ("session", "thorough")]
+    "marks",
+    [
+        (),
+        ("thorough",),
+        ("session",),
+        ("session", "everyday"),
+        ("session", "thorough"),
+        ("disk",),
+        ("disk", "everyday"),
+        ("disk", "thorough"),
+    ],
 )
 def test_a_test_is_in_one_of_two_targets_unless_it_is_long(
     marks: tuple[str, ...], long: bool
 ) -> None:
     lines = re.findall(r'^\t\S+ -m pytest tests -m "(.*?)"', read("Makefile"), re.MULTILINE)
     chosen = [line for line in lines if "everyday" in line]
-    names = {name: name in marks for name in ("session", "everyday", "thorough")} | {"soak": long}
+    kinds = ("session", "disk", "everyday", "thorough")
+    names = {name: name in marks for name in kinds} | {"soak": long}
     assert sum(bool(eval(line, {}, names)) for line in chosen) == (0 if long else 1)
     assert len(chosen) == 2
 

@@ -276,7 +276,7 @@ class WideOracle(ChainOracle):
             clock, kept = self.clocks.get(each), self.before.get(each)
             told_now = one.clock.events, one.clock.ctis
             is_robbed = batch.number - 1 in self.world.robbed
-            # No clock goes back but by a loss; an imported CTI may be all that the range has raised.
+            # A clock goes back by a loss alone; an imported CTI may be all that has raised it.
             goes_back = bool(clock) and most(one.clock.cti_us, clock.cti) != one.clock.cti_us
             is_other = bool(clock) and told_now != (clock.events, clock.ctis)
             if clock and kept and (is_robbed or is_other or goes_back):
