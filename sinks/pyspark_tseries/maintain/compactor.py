@@ -504,7 +504,9 @@ class SmallFiles:
         ):
             footer = Footer(*read_footer(source, file.size))
             names = [name for name in self._columns if name in footer.names]
-            columns = OpenFile(location, source, footer).columns(range(footer.groups), names, False)
+            columns = OpenFile(location, source, footer).columns(
+                range(footer.group_count), names, False
+            )
         table = pa.table(columns)
         self.distinct_texts.update(
             field.name

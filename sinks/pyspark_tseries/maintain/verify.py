@@ -189,10 +189,10 @@ def _check_content(
                 f"{store_schema.field(name).type}"
             )
     rows, last_key = 0, None
-    for group in range(footer.groups):
+    for group in range(footer.group_count):
         table = pa.table(source.columns([group], types.names, threads=True))
         table.validate(full=True)
-        if table.num_rows != footer.rows(group):
+        if table.num_rows != footer.group_rows[group]:
             raise _DamagedFile(
                 f"has {table.num_rows} rows in row group {group}, not as many as its footer says"
             )

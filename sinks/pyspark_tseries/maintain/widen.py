@@ -279,7 +279,7 @@ class _Widening(Revision):
                 original = (footer.metadata.metadata or {}).get(_COPY_OF.encode())
                 if original is None or not self._has_types(footer, operator.eq):
                     return None
-                every = range(footer.groups), sorted(footer.names)
+                every = range(footer.group_count), sorted(footer.names)
                 for offset, length, crc in footer.chunks(*every):
                     if zlib.crc32(source.read_at(length, offset)) != crc:
                         return None

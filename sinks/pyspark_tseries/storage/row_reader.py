@@ -11,7 +11,7 @@ import threading
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
@@ -64,12 +64,14 @@ class Footer:
     Attributes:
         metadata: Arrow's metadata; a reader that gets it does not read the footer again.
         sums: the checksums of the column chunks; None if the file has none.
+        group_count: the number of row groups.
         names: the names of the file's columns.
     """
 
     def __init__(self, metadata: Any, sums: Checksums | None = None) -> None:
         self.metadata = metadata
         self.sums = sums
+        self.group_count = int(metadata.num_row_groups)
         schema = metadata.schema
         columns = schema.to_arrow_schema()
         self.names = frozenset(columns.names)
@@ -82,22 +84,14 @@ class Footer:
         self._constants: dict[str, list[tuple[Any] | None]] = {}
         self._ends: dict[str, list[tuple[Any, Any] | None]] = {}
 
-    @property
-    def groups(self) -> int:
-        """The number of row groups."""
-        return int(self.metadata.num_row_groups)
-
-    def rows(self, group: int) -> int:
-        """Return the number of rows of a row group."""
-        return self._group_rows[group]
-
     @lazy
-    def _group_rows(self) -> list[int]:
-        return [int(self.metadata.row_group(group).num_rows) for group in range(self.groups)]
+    def group_rows(self) -> list[int]:
+        """The number of rows of each row group."""
+        return [int(self.metadata.row_group(group).num_rows) for group in range(self.group_count)]
 
     def is_repetitive(self, column: str) -> bool:
         """Return whether a column of texts is missing, or stored as a dictionary of few texts."""
-        if column not in self.names or not self.groups:
+        if column not in self.names or not self.group_count:
             return True
         if column not in self._at or "." in column:  # A dotted name may be a nested field.
             return False
@@ -128,7 +122,7 @@ class Footer:
     def bounds(self, column: str) -> list[tuple[Any, Any] | None]:
         """Return the lowest and highest value of `column` in each row group; None if unknown."""
         if column not in self._ends:
-            self._ends[column] = [self._bounds(group, column) for group in range(self.groups)]
+            self._ends[column] = [self._bounds(group, column) for group in range(self.group_count)]
         return self._ends[column]
 
     def constant(self, groups: Sequence[int], column: str) -> tuple[Any] | None:
@@ -139,7 +133,7 @@ class Footer:
         if column not in self._at or "." in column:  # A dotted name may be a nested field.
             return None
         if column not in self._constants:
-            every = range(self.groups)
+            every = range(self.group_count)
             self._constants[column] = [self._constant(group, column) for group in every]
         constants = self._constants[column]
         value = constants[groups[0]]
@@ -359,26 +353,29 @@ class RowFilter:
 
     def _lows_of(self, names: pa.Array) -> Int64Array:
         """Return the lowest needed sequence of each of the distinct `names`."""
-        assert self.names is not None
         assert self.lows is not None
         lows = np.full(len(names), MAX_NUMBER, np.int64)
+        positions = self._find_positions(names)
+        is_needed = positions >= 0
+        lows[is_needed] = self.lows[positions[is_needed]]
+        return lows
+
+    def _find_positions(self, names: pa.Array) -> Int64Array:
+        """Return the position of each of the distinct `names` in `self.names`; -1 without one."""
+        assert self.names is not None
         ends = pc.min_max(names).as_py()
         if ends["min"] is None:
-            return lows
+            return np.full(len(names), -1)
         start, end = bisect_left(self.names, ends["min"]), bisect_right(self.names, ends["max"])
-        if end - start > NAMES_PER_PROBE * len(names):
-            texts = names.to_pylist()
-            positions = [bisect_left(self.names, text, start, end) for text in texts]
-            is_known = [
-                i < end and self.names[i] == text for i, text in zip(positions, texts, strict=True)
-            ]
-            rows, is_found = np.array(positions, np.int64), np.array(is_known, bool)
-        else:
-            among = pa.array(self.names[start:end], pa.string())
-            rows = to_int64(pc.index_in(names, among).fill_null(-1)) + start
-            is_found = rows >= start
-        lows[is_found] = self.lows[rows[is_found]]
-        return lows
+        if end - start <= NAMES_PER_PROBE * len(names):
+            requested = pa.array(self.names[start:end], pa.string())
+            return to_int64(pc.add(pc.index_in(names, requested), start).fill_null(-1))
+        positions = []
+        for name in names.to_pylist():
+            position = bisect_left(self.names, name, start, end)
+            is_requested = position < end and self.names[position] == name
+            positions.append(position if is_requested else -1)
+        return np.array(positions, np.int64)
 
     def _find_names_range(self, table: pa.Table) -> tuple[int, int]:
         """Return the range of rows from the first to the last of `names`."""
@@ -387,15 +384,11 @@ class RowFilter:
         if not self.names:
             return 0, 0
         series = table["series"]
-        start = bisect_left(series, self.names[0], key=_to_text)
-        return start, bisect_right(series, self.names[-1], start, key=_to_text)
+        start = bisect_left(series, self.names[0], key=str)
+        return start, bisect_right(series, self.names[-1], start, key=str)
 
 
 ALL_ROWS: Final = RowFilter()
-
-
-def _to_text(scalar: pa.Scalar) -> str:
-    return str(scalar.as_py())
 
 
 def _overlaps(needed: tuple[int, int], low: int, high: int) -> bool:
@@ -577,8 +570,8 @@ def plan_pieces(
     piece_rows = ROWS_PER_PIECE if piece_rows is None else piece_rows
     pieces: list[FilePiece] = []
     room = 0
-    for group in row_filter.match_groups(footer.groups, footer.bounds):
-        rows = footer.rows(group)
+    for group in row_filter.match_groups(footer.group_count, footer.bounds):
+        rows = footer.group_rows[group]
         if rows > room:
             pieces.append(FilePiece(file, footer, []))
             room = piece_rows
@@ -651,83 +644,92 @@ def _read_by_runs(
     The bounds of a row group give its first and last series; `series` has those between. If
     timestamps fall exactly as often as the series may change, each fall begins the next series.
     """
-    names = _find_names_of_groups(piece, reading.series)
-    if names is None:
+    names_of_groups = _find_names_of_groups(piece, reading.series)
+    if names_of_groups is None:
         return None
     others = reading.schema.remove(reading.schema.get_field_index("series"))
     rows = _read_piece(source, piece, Reading(others), threads)
     if rows is None or "timestamp" not in rows.columns.column_names:
         return None
     us = to_int64(rows.columns["timestamp"])
-    falls = np.flatnonzero(us[1:] < us[:-1]) + 1
-    ends = np.cumsum([piece.footer.rows(group) for group in piece.groups])
-    begins = np.append(0, ends[:-1])
-    inside = falls[~np.isin(falls, begins)]
-    positions = np.searchsorted(inside, np.append(begins, rows.rows))
-    if np.diff(positions).tolist() != [len(run_names) - 1 for run_names in names]:
-        return None
-    runs: list[tuple[int, str]] = []
-    for begin, position, run_names in zip(begins.tolist(), positions.tolist(), names, strict=False):
-        starts = [begin, *inside[position : position + len(run_names) - 1].tolist()]
-        runs += [
-            run for run in zip(starts, run_names, strict=True) if not runs or runs[-1][1] != run[1]
-        ]
-    run_ends = pa.array([start for start, _ in runs[1:]] + [rows.rows], pa.int32())
-    encoded = pa.RunEndEncodedArray.from_arrays(run_ends, pa.array([name for _, name in runs]))
-    return rows._replace(series=encoded)
+    falls = np.flatnonzero(us[1:] < us[:-1]) + 1  # The rows that are earlier than the one before.
+    run_starts: list[int] = []
+    run_names: list[str] = []
+    begin = 0
+    for group, names in zip(piece.groups, names_of_groups, strict=True):
+        end = begin + piece.footer.group_rows[group]
+        first_fall, after_falls = np.searchsorted(falls, (begin + 1, end))
+        starts = [begin, *falls[first_fall:after_falls].tolist()]
+        if len(starts) != len(names):
+            return None
+        # A series may go on from the row group before.
+        is_continued = int(run_names[-1:] == names[:1])
+        run_starts += starts[is_continued:]
+        run_names += names[is_continued:]
+        begin = end
+    run_ends = pa.array([*run_starts[1:], rows.rows], pa.int32())
+    series = pa.RunEndEncodedArray.from_arrays(run_ends, pa.array(run_names))
+    return rows._replace(series=series)
 
 
-def _find_names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[Sequence[str]] | None:
+def _find_names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[list[str]] | None:
     """Return the series that each row group may have; None if they are too many, or unknown."""
     if piece.file.is_foreign:
         return None
-    bounds, series_of_groups = piece.footer.bounds("series"), []
+    bounds, names_of_groups = piece.footer.bounds("series"), []
     for group in piece.groups:
         ends = bounds[group]
         if ends is None:
             return None
-        names = series[bisect_left(series, ends[0]) : bisect_right(series, ends[1])]
+        names = list(series[bisect_left(series, ends[0]) : bisect_right(series, ends[1])])
         if not 0 < len(names) <= MAX_RUNS_PER_GROUP or (names[0], names[-1]) != ends:
             return None
-        series_of_groups.append(names)
-    return series_of_groups
+        names_of_groups.append(names)
+    return names_of_groups
 
 
 def _read_piece(
     source: "OpenFile", piece: FilePiece, reading: Reading, threads: bool
 ) -> PieceRows | None:
-    schema, row_filter = reading.schema, reading.row_filter
-    sizes = np.array([piece.footer.rows(group) for group in piece.groups])
-    needed = np.ones(int(sizes.sum()), bool)
+    """Return the needed rows of a piece; None if it has none."""
+    schema, tested = reading.schema, reading.row_filter.columns
+    sizes = np.array([piece.footer.group_rows[group] for group in piece.groups])
+    total = int(sizes.sum())
     # A second read, or another thread, takes longer than all columns of a few rows.
-    is_small = len(needed) <= SMALL_PIECE_ROWS
+    is_small = total <= SMALL_PIECE_ROWS
     threads = threads and not is_small
-    tests, at_once = row_filter.columns, []
+    read_first = tested
     if is_small:
         fixed = _constant_columns(piece.footer, piece.groups, schema.names)
-        at_once = [name for name in schema.names if name not in fixed and name not in tests]
-    coded = [field.name for field in schema if pa.types.is_dictionary(field.type)]
-    coded = ["series", *(name for name in coded if name != "series")]
-    tested = source.columns(piece.groups, [*tests, *at_once], threads, coded)
-    if tests:
-        start, flags = row_filter.match_rows(pa.table(tested), is_sorted=not piece.file.is_foreign)
-        needed[:start] = needed[start + len(flags) :] = False
-        needed[start : start + len(flags)] = flags
+        read_first = [*tested, *(name for name in schema.names if name not in {*fixed, *tested})]
+    encoded = {"series", *(field.name for field in schema if pa.types.is_dictionary(field.type))}
+    columns = source.columns(piece.groups, read_first, threads, encoded)
+    needed = _flag_needed(columns, piece, reading.row_filter) if tested else np.ones(total, bool)
     count = int(np.count_nonzero(needed))
     if not count:
         return None
-    groups, needed_rows = piece.groups, needed
-    if count < len(needed):
-        groups, needed_rows = _select_groups(piece.groups, sizes, needed)
+    groups, needed_of_groups = piece.groups, needed
+    if count < total:
+        groups, needed_of_groups = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
-    other_columns = [name for name in schema.names if name not in tested and name not in fixed]
-    texts = [*coded, *(_list_texts(schema) if count * FEW_ROWS < len(needed) else [])]
-    names = [name for name in tested if name in tests or name not in fixed]
-    columns = {
-        **_filter_columns({name: tested[name] for name in names if name in schema.names}, needed),
-        **_filter_columns(source.columns(groups, other_columns, threads, texts), needed_rows),
+    read_now = [name for name in schema.names if name not in {*columns, *fixed}]
+    if count * FEW_ROWS < total:
+        encoded.update(_list_texts(schema))
+    kept = [name for name in columns if name in schema.names and name not in fixed]
+    varying = {
+        **_filter_columns({name: columns[name] for name in kept}, needed),
+        **_filter_columns(source.columns(groups, read_now, threads, encoded), needed_of_groups),
     }
-    return PieceRows(fixed, cast_columns(pa.table(columns), schema), count)
+    return PieceRows(fixed, cast_columns(pa.table(varying), schema), count)
+
+
+def _flag_needed(columns: dict[str, Any], piece: FilePiece, row_filter: RowFilter) -> BoolArray:
+    """Return a flag for each row of a piece: True if it meets the conditions on `columns`."""
+    table = pa.table(columns)
+    start, flags = row_filter.match_rows(table, is_sorted=not piece.file.is_foreign)
+    needed = np.zeros(table.num_rows, bool)
+    needed[start : start + len(flags)] = flags
+    return needed
 
 
 def _select_groups(
@@ -771,21 +773,20 @@ class OpenFile:
     """An open file, which reads columns of its row groups and verifies their checksums."""
 
     def __init__(self, location: Location, file: Any, footer: Footer) -> None:
-        self._file, self.footer = file, footer
-        self._open = functools.partial(
-            pq.ParquetFile,
-            file,
-            metadata=footer.metadata,
-            pre_buffer=not location.is_local,
-            page_checksum_verification=footer.sums is None,
-            coerce_int96_timestamp_unit="us",  # Nanoseconds would end in the year 2262.
-        )
+        self._location, self._file, self.footer = location, file, footer
         self._readers: dict[tuple[str, ...], Any] = {}
 
-    def _open_reader(self, encoded: tuple[str, ...] = ()) -> Any:
+    def _open_reader(self, encoded: tuple[str, ...]) -> Any:
         """Return the file, opened to read the columns `encoded` as dictionaries."""
         if encoded not in self._readers:
-            self._readers[encoded] = self._open(read_dictionary=list(encoded) or None)
+            self._readers[encoded] = pq.ParquetFile(
+                self._file,
+                metadata=self.footer.metadata,
+                read_dictionary=list(encoded) or None,
+                pre_buffer=not self._location.is_local,
+                page_checksum_verification=self.footer.sums is None,
+                coerce_int96_timestamp_unit="us",  # Nanoseconds would end in the year 2262.
+            )
         return self._readers[encoded]
 
     def columns(
@@ -793,7 +794,7 @@ class OpenFile:
         groups: Sequence[int],
         names: Sequence[str],
         threads: bool,
-        encoded: Sequence[str] = (),
+        encoded: Collection[str] = (),
     ) -> dict[str, Any]:
         """Read columns of row groups, by name; `threads` lets Arrow use all cores.
 
@@ -813,8 +814,8 @@ class OpenFile:
                 )
         dictionaries = tuple(
             name
-            for name in encoded
-            if name in names and self.footer.has_dictionary(groups[0], name)
+            for name in names
+            if name in encoded and self.footer.has_dictionary(groups[0], name)
         )
         source = self._open_reader(dictionaries)
         table = source.read_row_groups(groups, columns=names, use_threads=threads)
@@ -832,11 +833,7 @@ def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def cast_columns(columns_read: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast the columns that are in `schema` to its types; usually the file already has these."""
     names = [name for name in columns_read.column_names if name in schema.names]
-    types = [schema.field(name).type for name in names]
-    columns = [
-        _cast(columns_read[name], data_type) for name, data_type in zip(names, types, strict=True)
-    ]
-    return pa.table(columns, names)
+    return pa.table([_cast(columns_read[name], schema.field(name).type) for name in names], names)
 
 
 def _cast(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.ChunkedArray:

@@ -106,12 +106,6 @@ DEFAULT_RETRYING: Final = RetryPolicy()
 _Result = TypeVar("_Result")
 
 
-# A copy, so that an append runs the code of fewer files; tests/test_house.py limits their number.
-def _read_wall_clock() -> int:
-    """Return the wall clock, in microseconds; a copy of the function of `core.processes`."""
-    return time.time_ns() // 1000
-
-
 class Store:
     """An open store; one object per location and process, safe for threads.
 
@@ -431,9 +425,12 @@ class Store:
         problem = f"store '{self.root}': {rivals} in all of {attempts} attempts; {outcome}"
         return StoreBusy(problem, next_step=next_step)
 
-    def read_clock(self, clock: Callable[[], int] = _read_wall_clock) -> int:
-        """Return the wall clock in microseconds; raise WrongClock if it is, or was, far ahead."""
-        us = clock()
+    def read_clock(self, clock: Callable[[], int] | None = None) -> int:
+        """Return the time of `clock` in microseconds; raise WrongClock if it is, or was, far ahead.
+
+        None stands for the wall clock.
+        """
+        us = time.time_ns() // 1000 if clock is None else clock()
         self.check_time(us)
         return us
 
@@ -456,7 +453,7 @@ class Store:
     def append(
         self,
         batch: Appendable,
-        clock: Callable[[], int] = _read_wall_clock,
+        clock: Callable[[], int] | None = None,
         *,
         synced: bool = True,
         attempts: list[PreparedCommit] | None = None,
@@ -465,7 +462,7 @@ class Store:
 
         Args:
             batch: the rows to append.
-            clock: the wall clock, in microseconds; read once per attempt.
+            clock: gives the time in microseconds, once per attempt; None: the wall clock.
             synced: True if a commit on a local path must survive a power loss once this returns.
             attempts: the attempts of an interrupted call; this call adds its own.
 
@@ -542,7 +539,7 @@ class Store:
     def _try_append(
         self,
         batch: Appendable,
-        clock: Callable[[], int],
+        clock: Callable[[], int] | None,
         attempts: list[PreparedCommit],
         synced: bool,
     ) -> PreparedCommit:

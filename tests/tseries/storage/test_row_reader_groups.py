@@ -210,7 +210,7 @@ def test_footers_are_kept_up_to_a_bound(tmp_path):
     kept.get(location, data[0])
     assert (location, data[5]) in kept, "what was used last goes last"
     tiny = FooterCache(1)
-    assert tiny.get(location, data[0]).groups == 1
+    assert tiny.get(location, data[0]).group_count == 1
 
 
 def test_parts_of_a_series_are_read_apart(large):
