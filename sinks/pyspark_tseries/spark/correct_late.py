@@ -181,9 +181,12 @@ def _number(table: pa.Table, name: str) -> pa.Table:
     return table.append_column(name, pa.array(range(table.num_rows), pa.int64()))
 
 
-def _join(left: pa.Table, right: pa.Table, keys: list[str], how: str = "left outer") -> pa.Table:
-    """Join two tables by `keys`; `right` has no structs, lists or maps: Arrow cannot join them."""
-    matches = _number(left.select(keys), _LEFT).join(right, keys, join_type=how)
+def _join(left: pa.Table, right: pa.Table, keys: list[str]) -> pa.Table:
+    """Append the columns of `right` in the row with the same `keys`; nulls if there is none.
+
+    Arrow cannot join structs, lists or maps: `left` may have them, `right` not.
+    """
+    matches = _number(left.select(keys), _LEFT).join(right, keys, join_type="left outer")
     joined = left.take(matches[_LEFT])
     for name in matches.column_names:
         if name not in (*keys, _LEFT):
@@ -227,7 +230,16 @@ class Corrections(Revision):
     def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
         """Prepare a commit as `Batch.prepare` does, with its errors."""
         refuse_limit(context.settings.retained, context.location.root)
-        rows = self._merge(self._read_in_force(context, snapshot), context.index)
+        in_force = self._read_in_force(context, snapshot)
+        windows = self._find_originals(in_force)
+        self._compare_windows(in_force)
+        if self.is_first:
+            _refuse_other_reasons(in_force.take(windows[_ROW].drop_null()))
+        is_hidden = self._find_hidden(windows, in_force, context.index)
+        self.hidden = windows.filter(is_hidden).select(self.windows.column_names)
+        merged = self._merge(windows.filter(pc.invert(is_hidden)), in_force)
+        # If only late rows make an original, its other columns are null.
+        rows = self._stage(merged, in_force.take(merged[_ROW]))
         # Refuse no timestamp here: the windows are in the store, or would be.
         future = FutureLimit(NO_MAX_US)
         author = self.rules.author
@@ -241,32 +253,40 @@ class Corrections(Revision):
             return result_schema(self.values).empty_table()
         return run_query(Scope(snapshot, context.index, names), Query("values")).table
 
-    def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
-        """Return the rows to write: edits of windows in force, and originals of the others."""
-        keys, columns = list(self.rules.keys), self.windows.column_names
-        original = originals_of(in_force)
-        originals = in_force.select(["series", self.rules.keys[1], *self.rules.merges])
-        originals = originals.rename_columns([*keys, *self.rules.merges]).append_column(
-            _ORIGINAL, original
+    def _find_originals(self, in_force: pa.Table) -> pa.Table:
+        """Return the windows, with the sequence of the original of each and its row of `in_force`.
+
+        Both are null for a window that the store does not have.
+        """
+        series, window = self.rules.keys
+        originals = pa.table(
+            {
+                series: in_force["series"],
+                window: in_force[window],
+                _ORIGINAL: originals_of(in_force),
+            }
         )
-        windows = _join(self.windows, _number(originals.select([*keys, _ORIGINAL]), _ROW), keys)
+        windows = _join(self.windows, _number(originals, _ROW), [series, window])
         if windows.num_rows > self.windows.num_rows:
             raise UpdateFailed(
-                f"a series has several originals of one window ('{self.rules.keys[1]}')",
+                f"a series has several originals of one window ('{window}')",
                 "one original for each series and window",
                 "let the series' name have all that the writing query groups by. Nothing of the "
                 "batch is stored",
             )
-        self._compare_windows(in_force)
-        if self.is_first:
-            _refuse_other_reasons(in_force.take(windows[_ROW].drop_null()))
-        is_hidden = self._find_hidden(windows, in_force, index)
-        self.hidden = windows.filter(is_hidden).select(columns)
-        windows = windows.filter(pc.invert(is_hidden))
-        late_results = windows.select(columns)
-        no_late_rows = pa.nulls(originals.num_rows, late_results.schema.field(ROWS).type)
-        stored_results = originals.append_column(ROWS, no_late_rows).select(columns)
-        stored_results = _join(stored_results, late_results.select(keys), keys, "left semi")
+        return windows
+
+    def _merge(self, windows: pa.Table, in_force: pa.Table) -> pa.Table:
+        """Merge the late results of `windows` into the values in force; sorted by their keys."""
+        keys, merges = list(self.rules.keys), self.rules.merges
+        late_results = windows.select(self.windows.column_names)
+        stored = in_force.take(windows[_ROW].drop_null())
+        stored_results = (
+            stored.select(["series", keys[1], *merges])
+            .rename_columns([*keys, *merges])
+            .append_column(ROWS, pa.nulls(stored.num_rows, late_results.schema.field(ROWS).type))
+            .select(late_results.column_names)
+        )
         try:
             late_results = late_results.cast(stored_results.schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -275,13 +295,11 @@ class Corrections(Revision):
                 ", ".join(f"{field.name} {field.type}" for field in self.values),
                 "cast the aggregates to the types of the store's columns",
             ) from None
-        merged = merge_windows(
-            pa.concat_tables([stored_results, late_results]), self.rules.merges, self.rules.keys
-        )
+        # The stored results come first, as a function that merges expects them.
+        results = pa.concat_tables([stored_results, late_results])
+        merged = merge_windows(results, merges, self.rules.keys)
         rows = _join(merged, windows.select([*keys, _ORIGINAL, _ROW]), keys)
-        rows = rows.sort_by([(key, "ascending") for key in keys])
-        # If only late rows make an original, its other columns are null.
-        return self._stage(rows, in_force.take(rows[_ROW]))
+        return rows.sort_by([(key, "ascending") for key in keys])
 
     def _compare_windows(self, in_force: pa.Table) -> None:
         """Refuse windows of another length than those that others wrote."""
@@ -334,6 +352,10 @@ class Corrections(Revision):
         return pc.and_(windows[_ORIGINAL].is_null(), may_be_hidden)
 
     def _stage(self, rows: pa.Table, in_force: pa.Table) -> pa.Table:
+        """Return the rows to write: edits of windows in force, and originals of the others.
+
+        `in_force` has the row in force of each of `rows`, or nulls.
+        """
         series, window = self.rules.keys
         time = pc.add(rows[window].cast(pa.int64()), self.rules.offset_us)
         is_edit = rows[_ORIGINAL].is_valid()
