@@ -12,7 +12,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -207,10 +206,8 @@ def _print_erasure(erasure: Erasure) -> None:
 
 
 def _backup(path: Location, arguments: argparse.Namespace) -> int:
-    options = _parse_storage_options(arguments.storage_option)
-    target = parse_end(arguments.target, options)
-    with contextlib.nullcontext() if target.is_local else explained_failures(target):
-        done = backup(path, target)
+    target = parse_end(arguments.target, _parse_storage_options(arguments.storage_option))
+    done = backup(path, target)
     commit = "no commit" if done.commit is None else str(done.commit)
     print(f"{commit} of '{path.root}': {done.files} files, {done.size} bytes")
     return 0

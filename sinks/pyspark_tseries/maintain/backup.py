@@ -9,12 +9,13 @@ copies.
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.commits import CommitId
+from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import (
     LOG_FOLDER,
     Location,
@@ -62,43 +63,23 @@ def backup(path: str | Location, target: str | Location) -> BackupResult:
         UnusableStore: the store is damaged, or `target` is not empty or lies in a table,
             such as the store.
         StoreBusy: files were removed before they were copied, again and again.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read or written; of an object store `target` UnusableStore.
     """
     source, to = parse_location(path), parse_location(target)
     store = Store.open(source)  # Run the checks that `open_damaged` leaves out.
-    _refuse_target(source, to)
-    if to.is_local:
-        os.makedirs(to.root, exist_ok=True)
-        try:
-            to.make_directories(to.file("_tseries"), new=True)
-        except FileExistsError:  # Another backup to the same directory has begun meanwhile.
-            raise _occupied_error(to, "_tseries") from None
     copied: dict[str, int] = {}
-
-    def attempt() -> BackupResult | None:
-        # Copy these before the log: a batch of `correct_late` needs the file of its predecessor.
-        _copy_files(source, to, _list_other_files(source), copied, again=True)
-        # Open it anew: this process's writers may refresh an object that they share meanwhile.
-        moment = _read_moment(Store.open_damaged(source))
-        if moment is None or not _copy_files(source, to, moment.files, copied):
-            return None
-        beside = set(_list_other_files(source))
-        _copy_files(source, to, beside, copied, again=True)
-        extra = copied.keys() - {*moment.files, *beside}
-        to.remove(map(to.file, extra))
-        _write_log(to, moment, [to.file(name) for name in copied.keys() - extra])
-        Store.open(to).index()  # Raises if the copy is not a whole store.
-        size = sum(copied[name] for name in copied.keys() - extra)
-        size += sum(map(len, moment.log.values()))
-        return BackupResult(moment.commit, len(copied) - len(extra) + len(moment.log), size)
-
-    return store.retry(
-        attempt,
-        store.retrying.rewrites,
-        f"what was copied to '{to.root}' is not a store",
-        rivals="files were removed before they could be copied,",
-        next_step="remove that directory, and copy to a faster one",
-    )
+    # The caller explains failures of the store's own location, and of a local target.
+    with contextlib.nullcontext() if to.is_local else explained_failures(to):
+        _refuse_target(source, to)
+        if to.is_local:
+            _claim_directory(to)
+        return store.retry(
+            lambda: _copy_moment(source, to, copied),
+            store.retrying.rewrites,
+            f"what was copied to '{to.root}' is not a store",
+            rivals="files were removed before they could be copied,",
+            next_step="remove that directory, and copy to a faster one",
+        )
 
 
 def parse_end(path: str | Location, options: Mapping[str, str] | None) -> Location:
@@ -127,6 +108,15 @@ def _refuse_target(source: Location, to: Location) -> None:
     names = _list_names(to)
     if names:
         raise _occupied_error(to, names[0])
+
+
+def _claim_directory(to: Location) -> None:
+    """Make the target's directory; raise UnusableStore if another backup has begun there."""
+    os.makedirs(to.root, exist_ok=True)
+    try:
+        to.make_directories(to.file("_tseries"), new=True)
+    except FileExistsError:
+        raise _occupied_error(to, "_tseries") from None
 
 
 def _occupied_error(to: Location, name: str) -> UnusableStore:
@@ -159,37 +149,71 @@ class _StoreAtVersion:
     files: list[str]
 
 
+def _copy_moment(source: Location, to: Location, copied: dict[str, int]) -> BackupResult | None:
+    """Copy the store of now, without what is in `copied`; None if a file was removed meanwhile.
+
+    `copied` has the sizes of the files that earlier calls copied, by name; this call adds its own.
+    """
+    # Copy these before the log: a batch of `correct_late` needs the file of its predecessor.
+    _copy_files(source, to, _list_other_files(source), copied, again=True)
+    # Open it anew: this process's writers may refresh an object that they share meanwhile.
+    moment = _read_moment(Store.open_damaged(source))
+    if moment is None or not _copy_files(source, to, moment.files, copied):
+        return None
+    others = _list_other_files(source)
+    _copy_files(source, to, others, copied, again=True)
+    needed = {*moment.files, *others}
+    kept = {name: size for name, size in copied.items() if name in needed}
+    to.remove([to.file(name) for name in copied if name not in kept])
+    _write_log(to, moment, [to.file(name) for name in kept])
+    Store.open(to).index()  # Raises if the copy is not a whole store.
+    size = sum(kept.values()) + sum(map(len, moment.log.values()))
+    return BackupResult(moment.commit, len(kept) + len(moment.log), size)
+
+
 def _read_moment(store: Store) -> _StoreAtVersion | None:
     """Return the store as it was opened; None if a file of the log or a head is gone by now."""
     location, version = store.location, store.version()
     listed = location.list_files(location.file(LOG_FOLDER))
-    names = {os.path.basename(path): modified for path, modified in listed}
+    modified = {os.path.basename(path): time_ns for path, time_ns in listed}
+    with contextlib.suppress(FileNotFoundError):
+        log = _read_log(location, version, modified)
+        head_paths = head_chain(location, store.head_id(), 2**62)
+        heads = [os.path.relpath(path, location.file()) for path in head_paths]
+        events = [file.path for file in store.data_files()]
+        return _StoreAtVersion(last_commit_id(store), log, modified, [*events, *heads])
+    return None
+
+
+def _read_log(location: Location, version: int, names: Collection[str]) -> dict[str, bytes]:
+    """Return the contents of the log's files, of `names`, that a store at `version` needs.
+
+    Raises:
+        FileNotFoundError: one of them was removed meanwhile.
+    """
     tail = sorted(log_tail(names, version), key=lambda name: (name[:20], name.endswith(".json")))
     first_version = int(tail[0][:20]) if tail else version
-    with contextlib.suppress(FileNotFoundError):
-        # Opening checks other tools' entries from our last one on, so keep these (semantics 27.2).
-        number_before = version
-        while (
-            number_before >= 0
-            and (entry := read_entry(location, number_before)) is not None
-            and entry.own is None
-        ):
-            number_before -= 1
-        earlier = [f"{number:020d}.json" for number in range(max(number_before, 0), first_version)]
-        kept_names = [*(name for name in earlier if name in names), *tail]
-        log = {name: location.read_whole(location.file(LOG_FOLDER, name)) for name in kept_names}
+    # Opening checks other tools' entries from our last one on, so keep these (semantics 27.2).
+    own_version = _find_own_entry(location, version)
+    earlier = [f"{number:020d}.json" for number in range(own_version, first_version)]
+    kept_names = [*(name for name in earlier if name in names), *tail]
+    log = {name: location.read_whole(location.file(LOG_FOLDER, name)) for name in kept_names}
+    if read_last_checkpoint(location).version == first_version:
+        content = location.read_whole(location.file(LOG_FOLDER, LAST_CHECKPOINT))
+        # Ask again, because the file may have been replaced before it was read.
         if read_last_checkpoint(location).version == first_version:
-            content = location.read_whole(location.file(LOG_FOLDER, LAST_CHECKPOINT))
-            log = (
-                {LAST_CHECKPOINT: content, **log}
-                if read_last_checkpoint(location).version == first_version
-                else log
-            )
-        heads = list(head_chain(location, store.head_id(), 2**62))
-        events = [file.path for file in store.data_files()]
-        chain = [os.path.relpath(path, location.file()) for path in heads]
-        return _StoreAtVersion(last_commit_id(store), log, names, [*events, *chain])
-    return None
+            return {LAST_CHECKPOINT: content, **log}
+    return log
+
+
+def _find_own_entry(location: Location, version: int) -> int:
+    """Return the last version up to `version` that is not of another tool; at least 0."""
+    while version > 0:
+        entry = read_entry(location, version)
+        if entry is None or entry.own is not None:
+            break
+        version -= 1
+    return version
 
 
 def _list_other_files(location: Location) -> list[str]:
@@ -208,7 +232,7 @@ def _list_other_files(location: Location) -> list[str]:
 def _copy_files(
     source: Location,
     to: Location,
-    names: list[str] | set[str],
+    names: list[str],
     copied: dict[str, int],
     *,
     again: bool = False,
