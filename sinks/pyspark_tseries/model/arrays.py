@@ -122,6 +122,25 @@ def find_number_runs(*columns: npt.NDArray[Any]) -> tuple[Int64Array, Int64Array
     return begins, np.diff(begins, append=size)
 
 
+def expand_ranges(firsts: Int64Array, sizes: Int64Array) -> Int64Array:
+    """Return the numbers of all ranges: from each of `firsts` on, as many as its size.
+
+    >>> expand_ranges(np.array([7, 20]), np.array([2, 3])).tolist()
+    [7, 8, 20, 21, 22]
+    """
+    begins = np.cumsum(sizes) - sizes
+    offsets = np.repeat(firsts - begins, sizes)
+    numbers: Int64Array = np.arange(len(offsets)) + offsets
+    return numbers
+
+
+def place_values(column: pa.Array, rows: Int64Array, size: int) -> pa.Array:
+    """Return a column of `size` rows with the values of `column` at `rows`, and nulls elsewhere."""
+    positions = np.full(size, -1)
+    positions[rows] = np.arange(len(rows))
+    return column.take(pa.array(positions, mask=positions < 0))
+
+
 def sort_by_code(codes: Int64Array, numbers: Int64Array) -> Int64Array:
     """Return the rows in the order of (code, number, row); codes are not negative.
 

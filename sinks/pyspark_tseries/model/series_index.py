@@ -330,23 +330,23 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     us = events["timestamp"].cast(pa.int64())
     has_values = pc.is_null(events["erasure"])
     is_edit = pc.is_valid(events["original_sequence"])
-    original, edit = pc.and_not(has_values, is_edit), pc.and_(has_values, is_edit)
+    is_valued_original = pc.and_not(has_values, is_edit)
+    is_valued_edit = pc.and_(has_values, is_edit)
     # An edit may have taken its time from an original in the future that is now erased (18.8).
-    counted_us = pc.if_else(
-        edit, pc.min_element_wise(us, events["commit_time"].cast(pa.int64())), us
-    )
-    early = pc.less_equal(events["commit"], horizon)
+    edit_us = pc.min_element_wise(us, events["commit_time"].cast(pa.int64()))
+    counted_us = pc.if_else(is_valued_edit, edit_us, us)
+    is_early = pc.less_equal(events["commit"], horizon)
     none = pa.scalar(None, pa.int64())
     columns = {
         "last_sequence": sequence,
         "newest_us": pc.if_else(has_values, counted_us, none),
-        "original_sequence": pc.if_else(original, sequence, none),
-        "original_us": pc.if_else(original, us, none),
+        "original_sequence": pc.if_else(is_valued_original, sequence, none),
+        "original_us": pc.if_else(is_valued_original, us, none),
         "first_us": pc.if_else(is_edit, none, us),
         "edits": is_edit.cast(pa.int64()),
-        "edit_sequence": pc.if_else(edit, sequence, none),
-        "horizon_sequence": pc.if_else(early, sequence, none),
-        "horizon_us": pc.if_else(pc.and_(early, original), us, none),
+        "edit_sequence": pc.if_else(is_valued_edit, sequence, none),
+        "horizon_sequence": pc.if_else(is_early, sequence, none),
+        "horizon_us": pc.if_else(pc.and_(is_early, is_valued_original), us, none),
     }
     return _combine_rows(pa.table({"series": events["series"].cast(pa.string()), **columns}))
 

@@ -25,8 +25,10 @@ from pyspark_tseries.model.arrays import (
     Int64Array,
     encode_runs,
     encode_values,
+    expand_ranges,
     find_number_runs,
     find_runs_of,
+    place_values,
     sort_by_code,
     split_keys,
     to_int64,
@@ -359,34 +361,36 @@ class _KeptValues:
     def time_weighted(self, column: str) -> pa.Array:
         """Return the mean of each bucket in which each value holds until the next one."""
         values, bucket, us = self._values(column)
-        starts = self._starts
-        ends = self._buckets.ends(starts)
-        group = self._codes[bucket]
-        # Each value holds to the next one of its group, at most to the end of its bucket.
+        size = len(self._starts)
+        if not len(us):
+            return pa.nulls(size, pa.float64())
+        ends = self._buckets.ends(self._starts)
+        first_values, sizes = find_number_runs(bucket)
+        filled = bucket[first_values]
+        # Each value holds to the next one of its bucket, and the last one to the bucket's end.
         until = np.append(us[1:], 0)
-        begins, sizes = find_number_runs(bucket)
-        lasts = begins + sizes - 1
-        until[lasts] = ends[bucket[lasts]]
-        size, duration = len(starts), until - us
-        # A value that holds for no time has no weight, not even a NaN. The unit of weights is so
-        # long that no product overflows.
-        weights = np.where(duration > 0, values, 0.0) * (duration * _WEIGHT)
-        weighted = np.bincount(bucket, weights, minlength=size)
+        until[first_values + sizes - 1] = ends[filled]
+        duration = until - us
+        weighted: Any = np.bincount(bucket, _weigh(values, duration), minlength=size)
         covered = np.bincount(bucket, duration, minlength=size)
-        # At the start of a bucket the last value before it holds, if the group has one.
+        # From a bucket's start to its first value the last one before holds, if its group has one.
         before = np.searchsorted(bucket, np.arange(size)) - 1
-        holds = (before >= 0) & (group[before] == self._codes) if len(us) else np.zeros(size, bool)
-        if len(us):
-            following = np.minimum(before + 1, len(us) - 1)
-            mine = (before + 1 < len(us)) & (bucket[following] == np.arange(size))
-            first_us = np.where(mine, us[following], ends)
-            head = np.where(holds, first_us - starts, 0)
-            with np.errstate(invalid="ignore"):
-                weighted += np.where(head > 0, values[before] * (head * _WEIGHT), 0.0)
-            covered += head
+        holds = (before >= 0) & (self._codes[bucket[before]] == self._codes)
+        first_us = ends.copy()
+        first_us[filled] = us[first_values]
+        head = np.where(holds, first_us - self._starts, 0)
         with np.errstate(invalid="ignore", divide="ignore"):
+            weighted += _weigh(values[before], head)
+            covered += head
             means = weighted / (covered * _WEIGHT)
         return pa.array(means, mask=covered == 0)
+
+
+def _weigh(values: FloatArray, duration_us: Int64Array) -> FloatArray:
+    """Return each value times the time that it holds; without time not even a NaN has a weight."""
+    # The unit of weights is so long that no product overflows.
+    weighed: FloatArray = np.where(duration_us > 0, values, 0.0) * (duration_us * _WEIGHT)
+    return weighed
 
 
 def _quantile(
@@ -440,14 +444,16 @@ def _fill(
     lows = lows if low is None else np.minimum(lows, low)
     highs = highs if high is None else np.maximum(highs, high)
     every = downsampling.buckets.between(int(lows.min()), int(highs.max()))
+    # The positions in `every` of each group's first bucket, and after its last one.
     begin = np.searchsorted(every, lows, "right") - 1
     end = np.searchsorted(every, highs, "right")
     sizes = np.maximum(end - begin, 0)
     all_codes = np.repeat(np.arange(len(counts)), sizes)
-    offsets = np.cumsum(sizes) - sizes
-    all_starts = every[np.arange(len(all_codes)) - np.repeat(offsets - begin, sizes)]
+    all_starts = every[expand_ranges(begin, sizes)]
+    # For each row of the result the row that it had before, or -1.
     sources = np.full(len(all_codes), -1)
-    rows = offsets[codes] + np.searchsorted(every, starts) - begin[codes]
+    first_results = np.cumsum(sizes) - sizes
+    rows = first_results[codes] + np.searchsorted(every, starts) - begin[codes]
     sources[rows] = np.arange(len(starts))
     filled = [
         _fill_column(
@@ -491,30 +497,26 @@ def _previous(sources: Int64Array, codes: Int64Array) -> pa.Array:
 def _fill_on_line(
     column: pa.Array, sources: Int64Array, codes: Int64Array, starts: Int64Array
 ) -> pa.Array:
+    """Fill new rows on the line between the known values before and after them in their group."""
     rows = np.arange(len(sources))
     spread = column.take(pa.array(sources, mask=sources < 0))
     is_known = spread.is_valid().to_numpy(zero_copy_only=False)
+    # The nearest known rows around each row: -1, or the number of rows, if there is none.
     before = np.maximum.accumulate(np.where(is_known, rows, -1))
     after = np.minimum.accumulate(np.where(is_known, rows, len(sources))[::-1])[::-1]
-    inside = (sources < 0) & (before >= 0) & (after < len(sources))
-    gap_rows = np.flatnonzero(inside)
-    gap_rows = gap_rows[
-        (codes[before[gap_rows]] == codes[gap_rows]) & (codes[after[gap_rows]] == codes[gap_rows])
-    ]
+    gap_rows = np.flatnonzero((sources < 0) & (before >= 0) & (after < len(sources)))
+    # Rows are sorted by group, so the rows between two of one group are of it as well.
+    gap_rows = gap_rows[codes[before[gap_rows]] == codes[after[gap_rows]]]
     low, high = before[gap_rows], after[gap_rows]
     fraction = (starts[gap_rows] - starts[low]) / (starts[high] - starts[low])
     if pa.types.is_integer(column.type):
         numbers = to_int64(spread.cast(pa.int64()).fill_null(0))
-        drawn: npt.NDArray[Any] = _on_line_of_integers(numbers[low], numbers[high], fraction)
+        on_line: npt.NDArray[Any] = _on_line_of_integers(numbers[low], numbers[high], fraction)
     else:
         values = spread.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
-        drawn = _on_line(values[low], values[high], fraction)
-    line_rows = np.full(len(sources), -1)
-    line_rows[gap_rows] = np.arange(len(gap_rows))
-    line = (
-        pa.array(drawn).cast(column.type, safe=False).take(pa.array(line_rows, mask=line_rows < 0))
-    )
-    return pc.coalesce(spread, line)
+        on_line = _on_line(values[low], values[high], fraction)
+    filling = pa.array(on_line).cast(column.type, safe=False)
+    return pc.coalesce(spread, place_values(filling, gap_rows, len(sources)))
 
 
 GAP_FIELDS: Final = pa.schema(

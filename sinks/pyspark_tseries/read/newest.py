@@ -29,6 +29,7 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
     encode_runs,
+    expand_ranges,
     find_number_runs,
     flag_last,
     sort_keys,
@@ -171,9 +172,7 @@ class NewestRows:
 
     def rows_of(self, positions: Int64Array) -> Int64Array:
         """Return the rows of the series at these positions."""
-        starts, sizes = self.starts[positions], self.sizes[positions]
-        ends = np.cumsum(sizes)
-        return np.arange(sizes.sum()) + np.repeat(starts - ends + sizes, sizes)
+        return expand_ranges(self.starts[positions], self.sizes[positions])
 
     def pick(self, positions: Int64Array) -> "NewestRows":
         """Return the rows of the series at these positions."""

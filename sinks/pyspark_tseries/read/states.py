@@ -32,8 +32,10 @@ from pyspark_tseries.model.arrays import (
     FloatArray,
     Int64Array,
     encode_values,
+    expand_ranges,
     find_number_runs,
     find_runs_of,
+    place_values,
     reduce_runs,
     sort_by_code,
     to_array,
@@ -114,9 +116,7 @@ class Runs:
 
     def rows(self) -> Int64Array:
         """Return the positions of all rows of the runs."""
-        offsets = np.repeat(self.first - (np.cumsum(self.sizes) - self.sizes), self.sizes)
-        rows: Int64Array = np.arange(len(offsets)) + offsets
-        return rows
+        return expand_ranges(self.first, self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,7 @@ class _PresentValues:
         """Extend `column` from the runs with a value to all `size` runs; the others get null."""
         if len(self.with_value) == size:
             return column
-        positions = np.full(size, -1)
-        positions[self.with_value] = np.arange(len(self.with_value))
-        return column.take(pa.array(positions, mask=positions < 0))
+        return place_values(column, self.with_value, size)
 
 
 def _drop_nulls(values: pa.Array, runs: Runs) -> _PresentValues:
@@ -329,7 +327,7 @@ def _search_runs(
     if not len(us) or len(us) < _ROWS_PER_SEARCH * len(begins):
         return None
     falls = us[1:] < us[:-1]
-    falls[begins[1:] - 1] = False
+    falls[begins[1:] - 1] = False  # From one segment to the next, times may fall.
     if falls.any():
         return None
     ends = np.append(begins[1:], len(us))
@@ -341,21 +339,22 @@ def _search_runs(
         none = np.empty(0, np.int64)
         return none, none, Runs(none, none)
     first_us, last_us = int(lows[is_requested].min()), int(highs[is_requested].max())
-    width = buckets.us or buckets.months * 28 * DAY_US
-    if (last_us - first_us) // width * len(begins) > _BUCKETS_PER_SEARCH * len(us):
+    least_width = buckets.us or buckets.months * 28 * DAY_US
+    if (last_us - first_us) // least_width * len(begins) > _BUCKETS_PER_SEARCH * len(us):
         return None
     starts = buckets.between(first_us, last_us)
     cuts = np.append(starts, last_us + 1)
-    columns = [column.tolist() for column in (begins, ends, lows, highs)]
-    rows = np.stack(
+    segments = zip(*(column.tolist() for column in (begins, ends, lows, highs)), strict=True)
+    # By segment and bucket, the bucket's first row; the last column has the end of the last one.
+    first_rows = np.stack(
         [
-            begin + us[begin:end].searchsorted(np.minimum(np.maximum(cuts, start), until + 1))
-            for begin, end, start, until in zip(*columns, strict=True)
+            begin + us[begin:end].searchsorted(np.clip(cuts, low_us, high_us + 1))
+            for begin, end, low_us, high_us in segments
         ]
     )
-    sizes = np.diff(rows, axis=1)
+    sizes = np.diff(first_rows, axis=1)
     segment, bucket = np.nonzero(sizes > 0)
-    return segment, starts[bucket], Runs(rows[segment, bucket], sizes[segment, bucket])
+    return segment, starts[bucket], Runs(first_rows[segment, bucket], sizes[segment, bucket])
 
 
 def _walk_runs(

@@ -31,9 +31,17 @@ from pyspark_timestream.core.policies import (
 )
 from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.errors import ConditionFailed, NoSuchEvent
-from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_values
+from pyspark_tseries.model.arrays import (
+    NEVER_US,
+    NO_SEQUENCE,
+    BoolArray,
+    Int64Array,
+    encode_values,
+    expand_ranges,
+    find_number_runs,
+)
 from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT, widen_rows
-from pyspark_tseries.model.commits import CtiRecord
+from pyspark_tseries.model.commits import CommitMetadata, CtiRecord
 from pyspark_tseries.model.properties import AccessCheck, StoreSettings
 from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, min_retained
 from pyspark_tseries.model.series_index import (
@@ -131,36 +139,36 @@ def number_edits(
     An original may be edited if it is inside `retained` before the batch (by `index`), or in the
     batch itself. An edit gets the timestamp `now_us`, or its series' newest if that is later.
     """
-    editable = _find_editable(targets, index, retained)
+    is_editable = _find_editable(targets, index, retained)
     before = lookup_after(targets.names, index, appended)
-    missing = np.flatnonzero(~editable)
+    missing = np.flatnonzero(~is_editable)
     example = _describe_missing(targets, int(missing[0]), before) if len(missing) else None
     if example and STORE_POLICIES[missing_original] is Action.FAIL:
         raise _missing_original_error(example, len(missing))
-    order = np.flatnonzero(editable)
+    order = np.flatnonzero(is_editable)
+    # The edits of a series stay in the order of the input.
     order = order[np.argsort(targets.codes[order], kind="stable")]
-    present, codes = np.unique(targets.codes[order], return_inverse=True)
+    first_rows, sizes = find_number_runs(targets.codes[order])
+    # Only the series with an edit that is left.
+    present = targets.codes[order[first_rows]]
+    names = targets.names.take(pa.array(present))
     before = {name: column[present] for name, column in before.items()}
-    last_sequence = before["last_sequence"]
-    sizes = np.bincount(codes, minlength=len(present))
-    within = np.arange(len(codes)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    us = np.maximum(before["newest_us"], now_us)
-    counts = {
+    last_sequence, us = before["last_sequence"], np.maximum(before["newest_us"], now_us)
+    after = {
         "last_sequence": last_sequence + sizes,
         "newest_us": us,
         "edits": before["edits"] + sizes,
     }
-    names = targets.names.take(pa.array(present))
-    numbered = NumberedRows(
+    events = NumberedRows(
         order=order,
         names=names,
-        codes=codes,
-        sequence=last_sequence[codes] + 1 + within,
-        timestamp_us=us[codes],
-        change=_merge_changes(appended, make_change(names, before | counts)),
+        codes=np.repeat(np.arange(len(present)), sizes),
+        sequence=expand_ranges(last_sequence + 1, sizes),
+        timestamp_us=np.repeat(us, sizes),
+        change=_merge_changes(appended, make_change(names, before | after)),
         counts=Counts(dropped=len(missing), example=example),
     )
-    return NumberedEdits(numbered, _original_columns(targets, order))
+    return NumberedEdits(events, _original_columns(targets, order))
 
 
 def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
@@ -530,36 +538,39 @@ class _Commit:
     def __init__(self, batch: Batch, context: CommitContext) -> None:
         self._batch, self._context = batch, context
         self._location, self._index = context.location, context.index
+        self.paths: list[str] = []
+        self._numbered: list[NumberedRows] = []
         principal = batch.author if batch.principal is None else batch.principal
         self._access = AccessCheck(context.settings.policy, principal)
         self._has_current_types = self._check_types()
-        self.paths: list[str] = []
-        self._numbered: list[NumberedRows] = []
         in_memory = StagedRows(batch.rows.num_rows, table=batch.rows)
         self._outputs = batch.tasks or (TaskOutput(batch.rows.num_rows, 0, inline=in_memory),)
-        self._groups = [list(self._outputs)]
-        if len(self._outputs) > 1:
-            self._groups = _group_by_series(
-                self._outputs, [self._series(output) for output in self._outputs]
-            )
-        now_us, last_us = context.now_us, context.index.metadata.commit_us
-        self._future = batch.future.rule(context.settings.retained, max(now_us, last_us))
+        self._groups = self._group_outputs()
+        commit_us = max(context.now_us, context.index.metadata.commit_us)
+        self._future = batch.future.rule(context.settings.retained, commit_us)
+        # Each of these three depends on those before it.
         self._optimistic = self._confirm_optimistic()
+        self._metadata = self._begin_metadata()
+        self._rules = self._choose_rules()
+
+    def _group_outputs(self) -> list[list[TaskOutput]]:
+        if len(self._outputs) == 1:
+            return [list(self._outputs)]
+        return _group_by_series(self._outputs, [self._series(output) for output in self._outputs])
+
+    def _begin_metadata(self) -> CommitMetadata:
+        """Return the metadata of the commit, so far without rows and counts."""
+        batch, context = self._batch, self._context
+        now_us = context.now_us
         if self._optimistic is not None and any(map(self._is_published, self._groups)):
-            now_us = self._optimistic.commit_us
+            now_us = self._optimistic.commit_us  # The published files have this time already.
         marks = batch_transactions(batch.token, batch.digest)
-        self._metadata = next_metadata(
-            context.index, context.head_id, now_us=now_us, rows=0, marks=marks
-        )
-        assigned_us = self._metadata.commit_us if batch.clock == "wall" else NEVER_US
-        self._rules = WriteRules(
-            self._metadata, batch.author, batch.out_of_order, assigned_us, self._future
-        )
-        # A correction may lie before the store's CTI.
-        without_cti = replace(context.index.metadata, ctis=CtiRecord())
-        self._lookup = (
-            replace(context.index, metadata=without_cti) if batch.is_correction else context.index
-        )
+        return next_metadata(context.index, context.head_id, now_us=now_us, rows=0, marks=marks)
+
+    def _choose_rules(self) -> WriteRules:
+        batch, metadata = self._batch, self._metadata
+        assigned_us = metadata.commit_us if batch.clock == "wall" else NEVER_US
+        return WriteRules(metadata, batch.author, batch.out_of_order, assigned_us, self._future)
 
     def check_access(self) -> None:
         """Raise PermissionDenied if the policy does not allow the batch."""
@@ -599,14 +610,17 @@ class _Commit:
 
     def number(self, rows: pa.Table) -> NumberedRows:
         """Number appends that are in memory."""
+        index = self._index
+        if self._batch.is_correction:  # A correction may lie before the store's CTI.
+            index = replace(index, metadata=replace(index.metadata, ctis=CtiRecord()))
         if rows.num_rows == 1:
             series, us = rows["series"][0].as_py(), rows["timestamp"][0].value
-            before = self._index.lookup_one(series)
-            event = self._rules.number_event(series, us, before, self._lookup.cti_us)
+            before = index.lookup_one(series)
+            event = self._rules.number_event(series, us, before, index.cti_us)
             if event is not None:
                 return event
         series, stamps = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-        return self._rules.number(series, stamps, self._lookup)
+        return self._rules.number(series, stamps, index)
 
     @lazy
     def _temp_paths(self) -> TempPaths:

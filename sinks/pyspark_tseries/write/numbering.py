@@ -40,6 +40,7 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
     encode_values,
+    expand_ranges,
     find_number_runs,
     sort_by_code,
 )
@@ -362,49 +363,56 @@ def _assign_sequences(
     rows: SortedRows, before: dict[str, Int64Array], now_us: int, cti_us: int, counts: Counts
 ) -> NumberedRows:
     """Assign sequences, and timestamps to the rows that have none (NEVER_US)."""
-    order, names, codes, timed_us = rows
-    starts, sizes = find_number_runs(codes)
-    present = codes[starts]
+    first_rows, sizes = find_number_runs(rows.codes)
+    # Only the series that have rows left.
+    present = rows.codes[first_rows]
+    names = rows.names.take(pa.array(present))
     before = {name: column[present] for name, column in before.items()}
     codes = np.repeat(np.arange(len(present)), sizes)
-    first = before["last_sequence"] + 1
-    sequence = np.arange(len(codes)) - np.repeat(starts - first, sizes)
-    untimed, us = timed_us == NEVER_US, timed_us
-    if untimed.any():
-        newest_us = np.maximum(np.maximum.reduceat(timed_us, starts), before["newest_us"])
-        us = np.where(untimed, np.maximum(newest_us, now_us)[codes], timed_us)
-        if (us == NEVER_US).any():
-            raise _missing_timestamp_error(names[int(present[codes[np.argmin(us)]])].as_py())
-        if (us < cti_us).any():
-            series = names[int(present[codes[np.argmin(us)]])].as_py()
-            raise _before_cti_error(series, int(us.min()), cti_us)
-    last = starts + sizes - 1
-    names = names.take(pa.array(present))
+    us = rows.us
+    if (us == NEVER_US).any():
+        floors_us = np.maximum(before["newest_us"], now_us)
+        newest_us = np.maximum(np.maximum.reduceat(us, first_rows), floors_us)
+        us = np.where(us == NEVER_US, newest_us[codes], us)
+        _check_assigned(us, names, codes, cti_us)
+    sequence = expand_ranges(before["last_sequence"] + 1, sizes)
+    last_rows = first_rows + sizes - 1
     after = {
-        "last_sequence": sequence[last],
-        "newest_us": np.maximum(before["newest_us"], us[last]),
-        "original_sequence": sequence[last],
-        "original_us": us[last],
-        "first_us": _find_first(before, us, starts),
+        "last_sequence": sequence[last_rows],
+        "newest_us": np.maximum(before["newest_us"], us[last_rows]),
+        "original_sequence": sequence[last_rows],
+        "original_us": us[last_rows],
+        "first_us": _find_first(before, us[first_rows]),
         "edits": before["edits"],
     }
-    change = make_change(names, after)
     return NumberedRows(
-        order=order,
+        order=rows.order,
         names=names,
         codes=codes,
         sequence=sequence,
         timestamp_us=us,
-        change=change,
+        change=make_change(names, after),
         counts=counts,
     )
 
 
-def _find_first(before: dict[str, Int64Array], us: Int64Array, starts: Int64Array) -> Int64Array:
-    """Return the earliest timestamp of each series; one that an old head lacks stays unknown."""
-    # The first row of a batch is its earliest, but may come before an event that was erased.
+def _check_assigned(us: Int64Array, names: pa.Array, codes: Int64Array, cti_us: int) -> None:
+    """Raise an error if a row got no timestamp, or one before the store's CTI."""
+    row = int(np.argmin(us))
+    series, earliest_us = names[int(codes[row])].as_py(), int(us[row])
+    if earliest_us == NEVER_US:
+        raise _missing_timestamp_error(series)
+    if earliest_us < cti_us:
+        raise _before_cti_error(series, earliest_us, cti_us)
+
+
+def _find_first(before: dict[str, Int64Array], added_us: Int64Array) -> Int64Array:
+    """Return the earliest timestamp of each series; one that an old head lacks stays unknown.
+
+    `added_us` has the earliest of the batch. It may come before an event that was erased.
+    """
     is_new = before["last_sequence"] == NO_SEQUENCE
-    return np.where(is_new, us[starts], np.minimum(before["first_us"], us[starts]))
+    return np.where(is_new, added_us, np.minimum(before["first_us"], added_us))
 
 
 def _missing_timestamp_error(series: str) -> UpdateFailed:
@@ -423,6 +431,7 @@ def _apply_late_policy(
     out_of_order: str,
     cti_us: int,
 ) -> Counts:
+    """Count the rows to leave out or to adjust; raise OutOfOrder if there are any under `fail`."""
     late = np.flatnonzero(is_late)
     if not len(late):
         return Counts()

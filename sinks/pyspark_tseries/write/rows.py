@@ -21,7 +21,7 @@ from pyspark_timestream.core.arrow import is_any_binary, is_any_text, split_cti_
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
-from pyspark_tseries.model.arrays import Int64Array
+from pyspark_tseries.model.arrays import Int64Array, expand_ranges
 from pyspark_tseries.model.columns import (
     EVENT_FIELDS,
     INSTANT,
@@ -379,27 +379,12 @@ def _hash_values(column: pa.Array) -> Hashes:
             column.indices.fill_null(0).to_numpy(zero_copy_only=False)
         ]
         return hashed
+    if pa.types.is_nested(data_type):
+        return _hash_nested(column)
     if pa.types.is_floating(data_type):
         return _hash_numbers(_float_bits(column))
     if pa.types.is_decimal(data_type):
         return _hash_text(column.cast(pa.string()))
-    if pa.types.is_struct(data_type):
-        hashes = np.full(len(column), _ODD)
-        for field, child in zip(data_type, column.flatten(), strict=True):
-            hashes += _hash_with_name(field.name, _hash(child))
-        return hashes
-    if pa.types.is_map(data_type):
-        entries = _hash_with_name("key", _hash(column.keys)) * _ODD + _hash_with_name(
-            "value", _hash(column.items)
-        )
-        # The entries of a map have no order.
-        return _sum_parts(_scramble(entries + _ODD), _offsets(column))
-    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
-        values, offsets = _hash(column.values) + _ODD, _offsets(column)
-        positions = _positions(offsets, len(values))
-        return _sum_parts(_scramble(values * (positions * np.uint64(2) + np.uint64(1))), offsets)
-    if pa.types.is_fixed_size_list(data_type):
-        return _hash_values(column.cast(pa.list_(data_type.value_type)))
     is_bytes = is_any_binary(data_type) or pa.types.is_fixed_size_binary(data_type)
     if is_bytes or is_any_text(data_type):
         return _hash_text(column)
@@ -409,6 +394,25 @@ def _hash_values(column: pa.Array) -> Hashes:
         column = column.cast(pa.int64() if data_type.bit_width == 64 else pa.int32())
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
     return _hash_numbers(numbers.astype(np.int64).view(np.uint64))
+
+
+def _hash_nested(column: pa.Array) -> Hashes:
+    """Hash structs, maps and lists from the hashes of what they contain."""
+    data_type = column.type
+    if pa.types.is_struct(data_type):
+        hashes = np.full(len(column), _ODD)
+        for field, child in zip(data_type, column.flatten(), strict=True):
+            hashes += _hash_with_name(field.name, _hash(child))
+        return hashes
+    if pa.types.is_map(data_type):
+        keys = _hash_with_name("key", _hash(column.keys))
+        values = _hash_with_name("value", _hash(column.items))
+        # The entries of a map have no order.
+        return _sum_parts(_scramble(keys * _ODD + values + _ODD), _offsets(column))
+    if pa.types.is_fixed_size_list(data_type):
+        return _hash_nested(column.cast(pa.list_(data_type.value_type)))
+    elements, offsets = _hash(column.values) + _ODD, _offsets(column)
+    return _sum_parts(_scramble(elements * _odd_positions(offsets, len(elements))), offsets)
 
 
 def _hash_numbers(numbers: Hashes) -> Hashes:
@@ -435,23 +439,31 @@ def _hash_text(column: pa.Array) -> Hashes:
         return np.full(len(column), _ODD)
     first, last = column.offset, column.offset + len(column)
     bounds = np.frombuffer(offsets_buffer, np.int64)[first : last + 1]
+    text_bytes = np.frombuffer(content, np.uint8)[bounds[0] : bounds[-1]]
     sizes = np.diff(bounds)
     word_counts = (sizes + 7) >> 3
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(word_counts)])
-    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], word_counts)
-    # Eight more bytes, so that a word may begin at any byte.
-    padded = np.zeros(bounds[-1] - bounds[0] + 8, np.uint8)
-    padded[:-8] = np.frombuffer(content, np.uint8)[bounds[0] : bounds[-1]]
-    word_at_byte = np.ndarray(len(padded) - 7, np.uint64, padded, strides=(1,))
-    words = word_at_byte[np.repeat(bounds[:-1] - bounds[0], word_counts) + 8 * positions]
+    words = _read_words(text_bytes, bounds[:-1] - bounds[0], word_counts)
     # Clear the bytes of each last word that belong to the next text.
     has_words = word_counts > 0
     surplus_bits = (8 * (8 * word_counts - sizes)[has_words]).astype(np.uint64)
     last_words = offsets[1:][has_words] - 1
     words[last_words] = (words[last_words] << surplus_bits) >> surplus_bits
-    numbered = positions.view(np.uint64) * np.uint64(2) + np.uint64(1)
-    hashes = _scramble((words ^ _OTHER_ODD) * numbered)
+    hashes = _scramble((words ^ _OTHER_ODD) * _odd_positions(offsets, len(words)))
     return _sum_parts(hashes, offsets) + sizes.view(np.uint64) * _ODD
+
+
+def _read_words(
+    text_bytes: npt.NDArray[np.uint8], begins: Int64Array, word_counts: Int64Array
+) -> Hashes:
+    """Return the words of eight bytes of each text, from its first byte on."""
+    # Eight more bytes, so that a word may begin at any byte.
+    padded = np.zeros(len(text_bytes) + 8, np.uint8)
+    padded[:-8] = text_bytes
+    word_at_byte = np.ndarray(len(padded) - 7, np.uint64, padded, strides=(1,))
+    positions = expand_ranges(np.zeros(len(begins), np.int64), word_counts)
+    words: Hashes = word_at_byte[np.repeat(begins, word_counts) + 8 * positions]
+    return words
 
 
 def _offsets(lists: pa.Array) -> Int64Array:
@@ -460,11 +472,11 @@ def _offsets(lists: pa.Array) -> Int64Array:
     return offsets
 
 
-def _positions(offsets: Int64Array, size: int) -> Hashes:
-    """Return the position of each of `size` values in its list, from 0."""
+def _odd_positions(offsets: Int64Array, size: int) -> Hashes:
+    """Return an odd number for the position of each of `size` values in its list: 1, 3, 5."""
     positions = np.arange(size)
     positions[offsets[0] : offsets[-1]] -= np.repeat(offsets[:-1], np.diff(offsets))
-    return positions.view(np.uint64)
+    return positions.view(np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 def _sum_parts(parts: Hashes, offsets: Int64Array) -> Hashes:
