@@ -40,6 +40,7 @@ from pyspark_tseries.model.arrays import (
     FloatArray,
     Int64Array,
     find_number_runs,
+    sort_by_code,
     to_int64,
 )
 from pyspark_tseries.model.buckets import DEFAULT_ORIGIN_US, Buckets
@@ -567,25 +568,22 @@ class _Rows:
             )
             names = names[: request.most_series]
         us = to_int64(shown_times(table))
-        inside = (us >= MIN_US) & (us <= FINAL_US)
-        outside = len(us) - int(inside.sum())
+        is_drawable = (us >= MIN_US) & (us <= FINAL_US)
+        outside = len(us) - int(is_drawable.sum())
         if outside:
             notes.append(f"{format_count(outside, 'event')} outside the years 1 to 9999, not drawn")
-        keep = inside & (codes < len(names))
-        if not keep.all():
-            kept_rows = np.flatnonzero(keep)
-            table, codes, us = table.take(pa.array(kept_rows)), codes[kept_rows], us[kept_rows]
-        steps = np.diff(codes)
-        if ((steps < 0) | ((steps == 0) & (np.diff(us) < 0))).any():
-            order = np.lexsort((us, codes))
-            table, codes, us = table.take(pa.array(order)), codes[order], us[order]
+        is_kept = is_drawable & (codes < len(names))
+        rows = np.flatnonzero(is_kept)
+        rows = rows[sort_by_code(codes[rows], us[rows])]
+        if not np.array_equal(rows, np.arange(len(us))):
+            table, codes, us = table.take(pa.array(rows)), codes[rows], us[rows]
         ends = None if shape.ends is None or not len(us) else shape.ends(us)
         bounds = np.searchsorted(codes, np.arange(len(names) + 1))
         originals = _find_originals(table)
         current = _find_current(table, codes, originals)
-        low, high = (
-            (int(us.min()), int((us if ends is None else ends).max())) if len(us) else (0, 0)
-        )
+        low, high = 0, 0
+        if len(us):
+            low, high = int(us.min()), int((us if ends is None else ends).max())
         return _Rows(
             table=table,
             names=names,
@@ -880,6 +878,7 @@ def _make_spans(
         return ()
     us = rows.us[row_numbers]
     until = np.append(us[1:], rows.high) if rows.ends is None else rows.ends[row_numbers]
+    # A span begins where the state changes, or after a time without one.
     is_new = np.ones(len(row_numbers), bool)
     is_new[1:] = (np.diff(codes) != 0) | (us[1:] > until[:-1])
     starts = np.flatnonzero(is_new)
@@ -889,10 +888,11 @@ def _make_spans(
     if not len(starts):
         return ()
     begin, end, state = us[starts], until[lasts], codes[starts]
+    # Join neighbours that are narrower than a pixel, and less than a pixel apart.
     is_short = end - begin < pixel_us
-    is_head = np.ones(len(starts), bool)
-    is_head[1:] = ~(is_short[1:] & is_short[:-1] & (begin[1:] - end[:-1] < pixel_us))
-    heads = np.flatnonzero(is_head)
+    is_joined = np.zeros(len(starts), bool)
+    is_joined[1:] = is_short[1:] & is_short[:-1] & (begin[1:] - end[:-1] < pixel_us)
+    heads = np.flatnonzero(~is_joined)
     tails = np.append(heads[1:], len(starts)) - 1
     return tuple(
         Span(int(begin[head]), int(end[tail]), SEVERAL if tail > head else str(names[state[head]]))

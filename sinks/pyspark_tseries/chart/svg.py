@@ -6,7 +6,7 @@ brings its own page.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -187,13 +187,12 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
         axes.append(axis)
     left_edge = min(max(map(text_width, labels)) + 16, width / 3)
     right_edge = width - min(max(map(text_width, names)) + (22 if max(names) else _EDGE), width / 3)
+    inner_width = right_edge - left_edge
     heights = tuple(
-        _ROW * (len(panel.tracks) + len(_lay_out_legend(panel, right_edge - left_edge)))
-        if panel.tracks
-        else tall
+        _count_rows(panel, inner_width) * _ROW if panel.tracks else tall
         for panel, tall in zip(figure.panels, talls, strict=True)
     )
-    times = fit_time_axis(figure.low, figure.high, figure.zone, right_edge - left_edge, text_width)
+    times = fit_time_axis(figure.low, figure.high, figure.zone, inner_width, text_width)
     top = _EDGE + (24 if figure.title else 0)
     own_notes = [f"times in {figure.zone or 'UTC'}"] if figure.panels else []
     own_notes += [note for panel in figure.panels for note in _note_grey(panel)]
@@ -209,6 +208,11 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
         times=times,
         notes=notes,
     )
+
+
+def _count_rows(panel: Panel, width: float) -> int:
+    """Return the number of rows of a panel of states: its legend's lines, and its tracks."""
+    return len(_lay_out_legend(panel, width)) + len(panel.tracks)
 
 
 def _needs_label(figure: Figure) -> bool:
@@ -563,23 +567,11 @@ def _move_apart(positions: Sequence[float], room: float, low: float, high: float
 def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
     yield from _draw_head(panel, top)
     colours = _choose_state_colours(panel)
-    for line in _lay_out_legend(panel, layout.right - layout.left):
-        for x, state in line:
-            legend_x = layout.left + x
-            yield svg(
-                "rect",
-                x=format_pixel(legend_x),
-                y=top + 2,
-                width=10,
-                height=10,
-                fill=colours[state],
-            )
-            name = _cut_state(state)
-            x_name, y = format_pixel(legend_x + 14), top + 11
-            yield svg("text", name, x=x_name, y=y, font_size=11, fill_opacity=FAINT)
-        top += _ROW
-    for i, track in enumerate(panel.tracks):
-        y = top + _ROW * i
+    legend = _lay_out_legend(panel, layout.right - layout.left)
+    for number, line in enumerate(legend):
+        yield from _draw_legend_line(line, colours, layout.left, top + number * _ROW)
+    for number, track in enumerate(panel.tracks):
+        y = top + (len(legend) + number) * _ROW
         yield svg(
             "text",
             _cut_track_name(track, layout.width),
@@ -592,11 +584,21 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
         base = f"M{format_pixel(layout.left)},{format_pixel(y + 17)}H{format_pixel(layout.right)}"
         yield svg("path", d=base, stroke="currentColor", stroke_opacity=0.13)
         for span in track.spans:
-            if panel.is_boolean:
-                fill = None if span.state == SEVERAL else choose_colour(track.position)
-            else:
-                fill = colours.get(span.state)
+            fill = colours.get(span.state)
+            if panel.is_boolean and span.state != SEVERAL:
+                fill = choose_colour(track.position)
             yield from _draw_span(span, fill, panel.is_boolean, layout, y)
+
+
+def _draw_legend_line(
+    line: Sequence[tuple[float, str]], colours: Mapping[str, str], left: float, top: float
+) -> Iterator[str]:
+    """Draw a square in the colour of each state, and its name."""
+    for x, state in line:
+        fill, square_x = colours[state], format_pixel(left + x)
+        yield svg("rect", x=square_x, y=top + 2, width=10, height=10, fill=fill)
+        name, name_x = _cut_state(state), format_pixel(left + x + 14)
+        yield svg("text", name, x=name_x, y=top + 11, font_size=11, fill_opacity=FAINT)
 
 
 def _draw_span(

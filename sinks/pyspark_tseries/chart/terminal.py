@@ -175,28 +175,27 @@ class _Canvas:
         """Draw a line, and mark its edited values."""
         height, width = self._dots.shape
 
-        def columns(us: Int64Array) -> list[int]:
+        def to_columns(us: Int64Array) -> list[int]:
             positions = np.rint(to_x(us) * (width - 1))
             return [int(x) for x in np.clip(positions, 0, width - 1)]
 
-        def rows(values: FloatArray) -> list[int]:
+        def to_rows(values: FloatArray) -> list[int]:
             positions = np.rint((1 - to_y(values)) * (height - 1))
             return [int(y) for y in np.clip(positions, 0, height - 1)]
 
-        xs, ys, firsts = columns(line.us), rows(line.values), line.is_first.tolist()
-        ends = None if line.ends is None else columns(line.ends)
-        for i, (x, y) in enumerate(zip(xs, ys, strict=True)):
-            goes_on = i + 1 < len(xs) and not firsts[i + 1]
+        xs, ys, is_first = to_columns(line.us), to_rows(line.values), line.is_first.tolist()
+        ends = None if line.ends is None else to_columns(line.ends)
+        for point, (x, y) in enumerate(zip(xs, ys, strict=True)):
+            goes_on = point + 1 < len(xs) and not is_first[point + 1]
+            next_x, next_y = (xs[point + 1], ys[point + 1]) if goes_on else (x, y)
             if ends is None:
-                self._join(x, y, *((xs[i + 1], ys[i + 1]) if goes_on else (x, y)), line.position)
-                continue
-            stop = xs[i + 1] if goes_on else ends[i]
-            self._join(x, y, stop, y, line.position)
-            if goes_on:
-                self._join(stop, y, stop, ys[i + 1], line.position)
+                self._join(x, y, next_x, next_y, line.position)
+            else:  # A step: the value holds to the next one, or to the end of its bucket.
+                stop = next_x if goes_on else ends[point]
+                self._join(x, y, stop, y, line.position)
+                self._join(stop, y, stop, next_y, line.position)
         mark = _choose_mark(self._style)
-        marks = zip(rows(line.edited.values), columns(line.edited.us), strict=True)
-        for y, x in marks:
+        for y, x in zip(to_rows(line.edited.values), to_columns(line.edited.us), strict=True):
             cell = y // self._down, x // self._across
             self._marks[cell], self._positions[cell] = mark, line.position
 

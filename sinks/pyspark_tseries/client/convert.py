@@ -284,26 +284,26 @@ def _convert_leaf(array: pa.Array, data_type: pa.DataType, path: str) -> pa.Arra
         raise misfit_in_row from None
 
 
+_PLAIN_CASTS: Final = (
+    (is_any_text, types.is_string),
+    (is_any_binary, types.is_binary),
+    (types.is_fixed_size_binary, types.is_binary),
+    (types.is_integer, types.is_integer),
+    (types.is_integer, types.is_floating),
+    (types.is_floating, types.is_integer),
+    (types.is_decimal, types.is_integer),
+    (types.is_date, types.is_date),
+)
+"""Arrow's own cast from the first type to the second refuses a value that it would change."""
+
+
 def _find_cast(have: pa.DataType, data_type: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
     """Return a cast to `data_type`; ArrowException tells of a value that is not equal."""
-    is_bytes = is_any_binary(have) or types.is_fixed_size_binary(have)
-    plain = (
-        (is_any_text(have) and types.is_string(data_type))
-        or (is_bytes and types.is_binary(data_type))
-        or (
-            types.is_integer(have) and (types.is_integer(data_type) or types.is_floating(data_type))
-        )
-        or (types.is_floating(have) and types.is_integer(data_type))
-        or (types.is_decimal(have) and types.is_integer(data_type))
-        or (types.is_date(have) and types.is_date(data_type))
-        or (
-            types.is_timestamp(have)
-            and types.is_timestamp(data_type)
-            and (have.tz is None) == (data_type.tz is None)
-        )
-    )
-    if plain:
+    if any(is_from(have) and is_to(data_type) for is_from, is_to in _PLAIN_CASTS):
         return lambda array: array.cast(data_type)
+    if types.is_timestamp(have) and types.is_timestamp(data_type):
+        is_same_kind = (have.tz is None) == (data_type.tz is None)
+        return (lambda array: array.cast(data_type)) if is_same_kind else None
     if types.is_integer(have) and types.is_decimal(data_type):
         # 20 digits hold every integer of 64 bits.
         return lambda array: _cast_decimals(array.cast(pa.decimal128(20, 0)), data_type)

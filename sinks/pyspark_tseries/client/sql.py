@@ -498,18 +498,26 @@ class _CommitViews:
             texts.append(text)
         if edits.num_rows:
             tables[_EDITS] = edits
-            columns = self._select_columns(schema, {name.lower(): "" for name in schema.names})
-            text = f"SELECT {columns} FROM {_EDITS} AS edits"
-            if self._may_lack_originals(index):
-                touched = [file for file in compared_files if edited.may_touch(file)]
-                keys = pa.schema([schema.field("series"), schema.field("sequence")])
-                text += (
-                    f" SEMI JOIN ({self._select(touched, keys, tables, 'originals')}) AS originals"
-                    " ON originals.series = edits.series"
-                    " AND originals.sequence = edits.original_sequence"
-                )
-            texts.append(text)
+            touched = [file for file in compared_files if edited.may_touch(file)]
+            texts.append(self._select_edits(index, touched, tables))
         return tables, " UNION ALL ".join(texts)
+
+    def _select_edits(
+        self, index: SeriesIndex, touched: list[DataFile], tables: dict[str, Any]
+    ) -> str:
+        """Select the edits in force; `touched` are the files that may have their originals."""
+        schema = result_schema(self._values)
+        columns = self._select_columns(schema, {name.lower(): "" for name in schema.names})
+        text = f"SELECT {columns} FROM {_EDITS} AS edits"
+        if not self._may_lack_originals(index):
+            return text
+        keys = pa.schema([schema.field("series"), schema.field("sequence")])
+        originals = self._select(touched, keys, tables, "originals")
+        return (
+            f"{text} SEMI JOIN ({originals}) AS originals"
+            " ON originals.series = edits.series"
+            " AND originals.sequence = edits.original_sequence"
+        )
 
     def _may_lack_originals(self, index: SeriesIndex) -> bool:
         """Return whether an original may be gone; then its edits must be hidden too."""

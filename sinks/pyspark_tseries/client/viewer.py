@@ -260,11 +260,7 @@ class StoreViewer:
         counted.minutes.update(new)
         counted.begins = begins
         counted.upto = newest
-        for minute in [
-            minute_counted
-            for minute_counted in counted.minutes
-            if minute_counted < now - 2 * MINUTES
-        ]:
+        for minute in [minute for minute in counted.minutes if minute < now - 2 * MINUTES]:
             del counted.minutes[minute]
         if counted.begins is None:
             return ()
@@ -312,25 +308,23 @@ class StoreViewer:
         values = view.snapshot.values
         columns = tuple(field.name for field in values if is_drawn(field.type))
         row = read_row(listed, 0) if len(listed) else None
-        query, bucket_us = RangeQuery(open_view=lambda: view), None
+        query = RangeQuery(open_view=lambda: view)
         events = query.from_last(MAX_EVENTS).select_from(request.series).table
         result: QueryResult | BucketResult | None = None
         edits: Sequence[tuple[Cells, Cells | None]] = ()
         more = 0
-        if request.last == ALL:
-            bucket_us = _choose_buckets(row)
+        bucket_us = _choose_buckets(row) if request.last == ALL else None
         if bucket_us is None:
             count = COUNTS[-1] if request.last == ALL else int(request.last)
             result = _ask_events(view, query.from_last(count), request.series, row)
             edits, more = _list_edits(result.table)
         elif columns:
+            drawn = [request.column] if request.column else columns[:4]
             types = {field.name: field.type for field in values}
-            aggregates = _choose_aggregates(
-                types, [request.column] if request.column else columns[:4]
-            )
             # A clock shows no multiples of a width that does not divide its day.
             zone = self.zone if bucket_us in _STEPS_US else None
             buckets = query.every(timedelta(microseconds=bucket_us), timezone=zone)
+            aggregates = _choose_aggregates(types, drawn)
             result = buckets.aggregate(**aggregates).select_from(request.series)
         chart, why = None, "none of its columns has numbers, Booleans or texts to draw"
         if result is not None and columns:

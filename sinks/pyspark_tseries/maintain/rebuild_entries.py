@@ -318,20 +318,20 @@ def _rebuild_commit(
 ) -> bytes | None:
     """Rebuild the entry of the commit `number`; None if its files do not tell its contents."""
     parent = _find_head_before(log, version)
-    follow = {
-        id
-        for id, metadata in heads.items()
+    head_ids = {
+        head_id
+        for head_id, metadata in heads.items()
         if metadata.commit == number and metadata.parent == parent
     }
-    if after is not None:
-        follow &= _list_chain(log.entries[after].transactions[HEAD_TRANSACTION], heads)
+    if after is not None:  # The next commit that is known was made on top of this one.
+        head_ids &= _list_chain(log.entries[after].transactions[HEAD_TRANSACTION], heads)
     files = _find_files(log, version, number)
-    ids = {id for id, _ in files}
-    possible_ids = follow if len(follow) == 1 else follow & ids or ids
+    file_ids = {file_id for file_id, _ in files}
+    possible_ids = head_ids if len(head_ids) == 1 else head_ids & file_ids or file_ids
     if len(possible_ids) != 1:
         return None
     (own_id,) = possible_ids
-    added_files = [action for id, action in files if id == own_id]
+    added_files = [action for file_id, action in files if file_id == own_id]
     metadata = heads.get(own_id)
     if metadata is None and not added_files:
         return None
@@ -495,14 +495,16 @@ def plan_correction(
     codes, sequence = codes[order], sequence[order]
     times = ("timestamp", "commit", "commit_time")
     us, commit, old_us = (to_int64(keys[name])[order] for name in times)
-    assigned = np.isin(us, np.unique(old_us))
-    corrected = np.where(assigned, _look_up(commit, commit_us), us)
+    # An event with the time of a corrected commit got it from the clock, not from its writer.
+    is_assigned = np.isin(us, np.unique(old_us))
+    corrected = np.where(is_assigned, _look_up(commit, commit_us), us)
     newest = _find_newest_before(names, newest_us)
     starts, sizes = find_number_runs(codes)
     for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
-        series = slice(start, end)
-        highest = np.maximum.accumulate(np.maximum(corrected[series], newest[codes[start]]))
-        corrected[series] = np.where(assigned[series], highest, corrected[series])
+        rows = slice(start, end)
+        # In its series an assigned time is not before any earlier event's.
+        highest = np.maximum.accumulate(np.maximum(corrected[rows], newest[codes[start]]))
+        corrected[rows] = np.where(is_assigned[rows], highest, corrected[rows])
     changed = np.flatnonzero(corrected != us)
     return TimeCorrection(
         commit_us,

@@ -324,16 +324,9 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
     if last < newest:
         path = entry_path(location, last + 1)
         entry = Finding("log entry", f"log entry '{path}': {reach.reason}", path=path)
-        if not give_up and any(_is_whole(location, v) for v in range(last + 2, newest + 1)):
+        if not give_up and _is_any_whole(location, range(last + 2, newest + 1)):
             problem = f"{entry.problem}, and commits after it are whole and were synced"
-            return Rewind(
-                last=last,
-                newest=newest,
-                torn=(),
-                checkpoints=(),
-                left=(),
-                refused=replace(entry, problem=problem),
-            )
+            return Rewind(last, newest, (), (), (), refused=replace(entry, problem=problem))
         findings.append(entry)
     unsynced: dict[str, Finding] = {}
     # Each step back changes which files the store has, so check them again until none is torn.
@@ -342,25 +335,38 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
         broken = {path: why for path, why in torn_files(location, files) if path not in unsynced}
         if not broken:
             break
-        version_of = {path: _find_version(location, path, last) for path in broken}
-        path = max(broken, key=lambda path: version_of[path])
+        added_by = {path: _find_version(location, path, last) for path in broken}
+        path = max(broken, key=lambda path: added_by[path])
+        version = added_by[path]
         file = Finding("file", f"file '{path}': {broken[path]}", path=path)
-        later = range(version_of[path] + 1, last + 1)
-        if version_of[path] < 0 or (not give_up and any(_is_whole(location, v) for v in later)):
+        later = range(version + 1, last + 1)
+        if version < 0 or (not give_up and _is_any_whole(location, later)):
             synced = f"{file.problem}, and no power loss did that: it had been synced"
             unsynced[path] = replace(file, problem=synced)
             continue
-        reach = find_readable_log(location, version_of[path] - 1)
-        last, torn = reach.last, [*torn, *(name for name in reach.torn if name not in torn)]
         findings.append(file)
+        reach = find_readable_log(location, version - 1)
+        last, torn = reach.last, list(dict.fromkeys([*torn, *reach.torn]))
     if not findings and not unsynced:
         return None
-    names = sorted(os.listdir(location.file(LOG_FOLDER)))
-    beyond = [n for n in names if (m := _CHECKPOINT_FILE.fullmatch(n)) and int(m[1]) > last]
-    if beyond and LAST_CHECKPOINT in names:
-        beyond.append(LAST_CHECKPOINT)
-    gone = tuple(dict.fromkeys([*torn, *beyond]))
+    gone = tuple(dict.fromkeys([*torn, *_list_checkpoints_after(location, last)]))
     return Rewind(last, newest, tuple(findings), gone, tuple(unsynced.values()))
+
+
+def _is_any_whole(location: Location, versions: Iterable[int]) -> bool:
+    """Return whether an entry of the log is whole, so that a rewind past it gives up its commit."""
+    return any(_is_whole(location, version) for version in versions)
+
+
+def _list_checkpoints_after(location: Location, version: int) -> list[str]:
+    """Return the names of the checkpoints of later versions, and of the file that names the last.
+
+    That one is included if there are any, because it names one of them.
+    """
+    names = sorted(os.listdir(location.file(LOG_FOLDER)))
+    matches = filter(None, map(_CHECKPOINT_FILE.fullmatch, names))
+    later = [match[0] for match in matches if int(match[1]) > version]
+    return [*later, LAST_CHECKPOINT] if later and LAST_CHECKPOINT in names else later
 
 
 def read_state_at(

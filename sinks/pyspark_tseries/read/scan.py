@@ -541,6 +541,10 @@ def stream_schema(snapshot: Snapshot, columns: Sequence[str] | None = None) -> p
 
 
 def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPart]:
+    """Yield parts of about `budget.rows` rows each: some whole series, or sequences of a long one.
+
+    The budget may learn from the rows of a part before the next one is asked for.
+    """
     index, names = scope.index, scope.names
     chosen = sorted(index.ids.names()[: index.columns.rows]) if names is None else list(names)
     states = index.lookup(chosen)
@@ -552,8 +556,10 @@ def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPa
     stored = sum(file.rows for file in files)
     budget.expect(_COMPRESSION * sum(file.size for file in files) / max(stored, 1))
     low, high = _find_sequence_ends(scan, chosen)
-    rows = np.maximum(high - low + 1, 1)
-    estimates = rows if rows.sum() <= stored else np.ceil(rows * (stored / rows.sum()))
+    sequences = np.maximum(high - low + 1, 1)
+    # Together the series have no more rows than the files; compaction may have removed sequences.
+    rows_per_sequence = min(1.0, stored / sequences.sum())
+    estimates = np.ceil(sequences * rows_per_sequence)
     begin = 0
     pending_rows = 0.0
     for position, name in enumerate(chosen):
@@ -562,17 +568,18 @@ def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPa
             begin, pending_rows = position, 0.0
         pending_rows += float(estimates[position])
         if pending_rows > budget.rows and _pin_view(query, index, name) is not None:
-            low_sequence, end = int(low[position]), int(high[position])
-            while low_sequence <= end:
-                step = max(1, int(budget.rows * rows[position] / estimates[position]))
-                yield _ScanPart([name], sequences=(low_sequence, min(low_sequence + step - 1, end)))
-                low_sequence += step
+            first, last = int(low[position]), int(high[position])
+            while first <= last:
+                step = max(1, int(budget.rows * sequences[position] / estimates[position]))
+                yield _ScanPart([name], sequences=(first, min(first + step - 1, last)))
+                first += step
             begin, pending_rows = position + 1, 0.0
     if begin < len(chosen):
         yield _join(chosen, begin, len(chosen))
 
 
 def _join(chosen: Sequence[str], begin: int, end: int) -> _ScanPart:
+    """Return the part of the whole series from `begin` to `end`, exclusive."""
     beyond = (chosen[end], 0) if end < len(chosen) else None
     return _ScanPart(list(chosen[begin:end]), KeyRange((chosen[begin], 0), beyond))
 

@@ -40,7 +40,7 @@ from pyspark_tseries.read.downsample import downsample, gaps
 from pyspark_tseries.read.newest import asked_count, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, Scope, run_query, stream_query, stream_schema
-from pyspark_tseries.storage.erasures import read_records
+from pyspark_tseries.storage.erasures import Erasure, read_records
 from pyspark_tseries.storage.failures import explain_failure, explained_failures
 from pyspark_tseries.storage.row_reader import RowFilter, base_fields, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
@@ -270,14 +270,14 @@ def _read_edits(snapshot: Snapshot, schema: pa.Schema, series: str, original: in
 def _show_erasures(snapshot: Snapshot, rows: pa.Table) -> pa.Table:
     """Return rows with `ERASED_FIELDS` in place of the id of the erasure."""
     ids_of_rows = rows[ERASURE_FIELD.name].to_pylist()
-    erasures_by_id = {}
-    ids = {id for id in ids_of_rows if id is not None}
-    if ids:
+    missing_ids = set(ids_of_rows) - {None}
+    erasure_of_id: dict[str, Erasure] = {}
+    if missing_ids:
         for record in read_records(snapshot.location, snapshot.metadata.erasure):
-            erasures_by_id[record.erasure.id] = record.erasure
-            if ids <= erasures_by_id.keys():
+            erasure_of_id[record.erasure.id] = record.erasure
+            if missing_ids <= erasure_of_id.keys():
                 break
-    erasures = [erasures_by_id.get(id) for id in ids_of_rows]
+    erasures = [erasure_of_id.get(erasure_id) for erasure_id in ids_of_rows]
     columns = [
         pa.array([erasure and erasure.principal for erasure in erasures], pa.string()),
         pa.array([erasure and erasure.time_us for erasure in erasures], pa.int64()).cast(INSTANT),

@@ -52,6 +52,9 @@ _OFTEN_CONSTANT: Final = (
 """These columns are usually constant in the file of a commit."""
 
 
+# -- how events are encoded ------------------------------------------------------------------------
+
+
 def choose_compression(events: pa.Table) -> str | dict[str, str]:
     """Choose each column's compression: none for constant columns, because it would cost more.
 
@@ -208,6 +211,8 @@ def _choose_encodings(schema: pa.Schema, *, is_one_row: bool) -> dict[str, Any]:
     }
 
 
+# -- checksums -------------------------------------------------------------------------------------
+
 Checksums = npt.NDArray[np.uint32]
 
 _KEY: Final = "tseries.crc32"
@@ -350,6 +355,8 @@ def _verify_footer(footer: bytes) -> Checksums | None:
     return sums[1:]
 
 
+# -- bounds ----------------------------------------------------------------------------------------
+
 MAX_CACHED_FILES: Final = 4096
 _LAST_NAME: Final = chr(0x10FFFF) * 64
 """Sorts after all likely names."""
@@ -473,8 +480,7 @@ def _find_row_bounds(
     return bounds
 
 
-SMALL_FILE_ROWS: Final = 64
-"""Files of fewer rows grow when they are compressed, and take half a millisecond longer."""
+# -- files that the log names ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -702,6 +708,12 @@ def logged_series_bounds(actions: pa.Table) -> dict[str, tuple[str | None, str |
     """
     columns = (_log_column(actions, name) for name in ("path", "min.series", "max.series"))
     return {path: (lowest, highest) for path, lowest, highest in zip(*columns, strict=True)}
+
+
+# -- new files -------------------------------------------------------------------------------------
+
+SMALL_FILE_ROWS: Final = 64
+"""Files of fewer rows grow when they are compressed, and take half a millisecond longer."""
 
 
 @dataclass(frozen=True, slots=True)
