@@ -70,7 +70,7 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.rows import EDIT_OF, STAGED_NAMES
 
 MIN_DEFAULT_FUTURE_US: Final = DAY_US
-"""The default limit is at least a day, even if the `last` of the retained range is shorter."""
+"""The default limit is at least a day, even if the retained range is a shorter time."""
 
 
 class SeriesLookup(Protocol):
