@@ -283,6 +283,10 @@ class ColumnConsumer(Protocol):
     def close(self) -> None:
         """Release connections and memory."""
 
+
+class UnboundedConsumer(ColumnConsumer, Protocol):
+    """A `ColumnConsumer` with calls of librdkafka that may never return."""
+
     def abandon(self) -> None:
         """Prepare for a call that never returns: do not release anything when the process ends."""
 

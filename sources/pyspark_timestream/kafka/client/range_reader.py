@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -39,6 +39,7 @@ from pyspark_timestream.kafka.client.consumer import (
     MessageConsumer,
     PollResult,
     Pool,
+    UnboundedConsumer,
     build_block,
     build_consumer_config,
     clip,
@@ -154,35 +155,40 @@ _UNCOUNTED_FETCHES: Final = {"fetch.message.max.bytes": 16 * 1024}
 """Used without the native reader: compression ratios are unknown, so all fetches are small."""
 
 
-_LIBRARY_CALLS: Final = {
-    "seek": ("assign", False),
-    "pause": ("unassign", False),
-    "poll": ("consume", True),
-    "query_bounds": ("query_watermark_offsets", True),
-    "is_connected": ("list_topics", True),
-}
-"""Method of a `ColumnConsumer` -> librdkafka's call, and if its last argument is a timeout."""
-
-
-class _BoundedConsumer(BoundedClient):
+class _BoundedConsumer:
     """See `bound_consumer`."""
+
+    def __init__(self, consumer: UnboundedConsumer) -> None:
+        self._client = BoundedClient(consumer)
 
     @property
     def received_bytes(self) -> int:
-        return 0 if self.is_abandoned else int(self.direct.received_bytes)
+        return 0 if self._client.is_abandoned else int(self._client.direct.received_bytes)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name not in _LIBRARY_CALLS:
-            raise AttributeError(name)
-        called, waits = _LIBRARY_CALLS[name]
+    def seek(self, partition: Partition, offset: int) -> None:
+        self._call(lambda consumer: consumer.seek(partition, offset), 0, "assign")
 
-        def call(*arguments: Any) -> Any:
-            timeout_s = arguments[-1] if waits else 0
-            return self._call(
-                lambda consumer: getattr(consumer, name)(*arguments), timeout_s, called
-            )
+    def pause(self) -> None:
+        self._call(lambda consumer: consumer.pause(), 0, "unassign")
 
-        return call
+    def poll(
+        self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
+    ) -> PollResult:
+        return self._call(
+            lambda consumer: consumer.poll(offset_range, position, needs, wait_s), wait_s, "consume"
+        )
+
+    def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+        return self._call(
+            lambda consumer: consumer.query_bounds(partition, timeout_s),
+            timeout_s,
+            "query_watermark_offsets",
+        )
+
+    def is_connected(self, timeout_s: float) -> bool:
+        return self._call(
+            lambda consumer: consumer.is_connected(timeout_s), timeout_s, "list_topics"
+        )
 
     def commit_offsets(
         self, offsets: Mapping[Partition, tuple[int, str]]
@@ -195,26 +201,27 @@ class _BoundedConsumer(BoundedClient):
             return dict.fromkeys(offsets, error.args[0])
 
     def close(self) -> None:
-        if not self.is_abandoned:
-            self.direct.close()
+        if not self._client.is_abandoned:
+            self._client.direct.close()
 
-    def _call(self, function: Callable[[ColumnConsumer], T], timeout_s: float, name: str) -> T:
-        consumer = self.direct
+    def _call(self, function: Callable[[UnboundedConsumer], T], timeout_s: float, name: str) -> T:
+        """Call `function`, which calls librdkafka's `name`; abandon a consumer that hangs."""
+        consumer = self._client.direct
         try:
-            return self.run(function, timeout_s, name)
+            return self._client.run(function, timeout_s, name)
         except CallAbandoned:
             if consumer is not None:
                 consumer.abandon()
             raise
 
 
-def bound_consumer(consumer: ColumnConsumer) -> ColumnConsumer:
+def bound_consumer(consumer: UnboundedConsumer) -> ColumnConsumer:
     """Return a `ColumnConsumer` with calls that return in time, even if the library's do not.
 
     After a call of the library that has not returned, all further calls raise `CallAbandoned` at
     once: create another consumer then. The caller must not keep `consumer`.
     """
-    return cast(ColumnConsumer, _BoundedConsumer(consumer))
+    return _BoundedConsumer(consumer)
 
 
 CreateConsumer = Callable[[KafkaOptions, Mapping[str, Any], ClientLog], ColumnConsumer]
@@ -244,6 +251,21 @@ class CommittedClock(NamedTuple):
 
     offset: int
     metadata: str
+
+
+@dataclass(slots=True)
+class _Standstill:
+    """The time in which a range makes no progress.
+
+    Attributes:
+        since_s: the last progress.
+        trouble: the last error since then that may pass.
+        loss_budget: limits the retries of a position that brokers refuse; None before the first.
+    """
+
+    since_s: float
+    trouble: str | None = None
+    loss_budget: RetryBudget | None = None
 
 
 class RangeReader:
@@ -293,45 +315,6 @@ class RangeReader:
         except CallAbandoned as error:
             target = _describe(offset_range, offset_range.start_inclusive)
             raise failed_request_error(error, self._options.client, {}, 0, target) from error
-
-    def _read(self, offset_range: OffsetRange, needs: ColumnSet) -> Iterator[RecordBlock]:
-        position, end = offset_range.start_inclusive, offset_range.end_exclusive
-        self._seek(offset_range.partition, position)
-        since_s = self._clock()
-        trouble: str | None = None
-        loss: RetryBudget | None = None
-        try:
-            while position < end:
-                try:
-                    result = self._poll(offset_range, position, needs)
-                except CallAbandoned as error:
-                    # The consumer may never return; the seek replaces it.
-                    trouble = error_text(error)
-                    self._check_progress(offset_range, position, self._clock() - since_s, trouble)
-                    self._seek(offset_range.partition, position)
-                    continue
-                if result.block is not None:
-                    yield result.block
-                reached = result.reached
-                self._is_connected |= reached > position
-                for problem in result.errors:
-                    if not _reports_loss(problem, offset_range):
-                        trouble = self._tolerate(problem, offset_range)
-                    # A queue may still hold errors of the previous range, or the same one twice.
-                    elif not 0 <= problem.offset < reached:
-                        loss = loss or self._budget(API_TIMEOUT_S)
-                        reached = self._resume_after_loss(offset_range, reached, problem, loss)
-                if reached > position:
-                    position, since_s, trouble, loss = reached, self._clock(), None, None
-                    if (
-                        position < end
-                        and self._needs_small_fetches(offset_range.partition.topic)
-                        != self._uses_small_fetches
-                    ):
-                        # The records read show how far the topic inflates: fetch accordingly.
-                        self._seek(offset_range.partition, position)
-                else:
-                    self._check_progress(offset_range, position, self._clock() - since_s, trouble)
         except GeneratorExit:
             # The caller stopped early: the partition reached `endingCti`, or something failed.
             if not self._is_closed:
@@ -339,6 +322,50 @@ class RangeReader:
             raise
         # Records fetched past the range would occupy memory until the next read.
         self._pause()
+
+    def _read(self, offset_range: OffsetRange, needs: ColumnSet) -> Iterator[RecordBlock]:
+        partition, end = offset_range.partition, offset_range.end_exclusive
+        position = offset_range.start_inclusive
+        self._seek(partition, position)
+        standstill = _Standstill(self._clock())
+        while position < end:
+            try:
+                result = self._poll(offset_range, position, needs)
+            except CallAbandoned as error:
+                standstill.trouble = error_text(error)
+                self._check_progress(offset_range, position, standstill)
+                # The consumer may never return; the seek replaces it.
+                self._seek(partition, position)
+                continue
+            if result.block is not None:
+                yield result.block
+            self._is_connected |= result.reached > position
+            reached = self._handle_errors(offset_range, result, standstill)
+            if reached <= position:
+                self._check_progress(offset_range, position, standstill)
+                continue
+            position, standstill = reached, _Standstill(self._clock())
+            is_compressed = self._needs_small_fetches(partition.topic)
+            if position < end and is_compressed != self._uses_small_fetches:
+                # The records read show how far the topic inflates: fetch accordingly.
+                self._seek(partition, position)
+
+    def _handle_errors(
+        self, offset_range: OffsetRange, result: PollResult, standstill: _Standstill
+    ) -> int:
+        """Return where to continue after a poll; raise an error that ends the read."""
+        reached = result.reached
+        for problem in result.errors:
+            if not _reports_loss(problem, offset_range):
+                standstill.trouble = self._tolerate(problem, offset_range)
+            # A queue may still hold errors of the previous range, or the same one twice.
+            elif not 0 <= problem.offset < reached:
+                if standstill.loss_budget is None:
+                    standstill.loss_budget = self._budget(API_TIMEOUT_S)
+                reached = self._resume_after_loss(
+                    offset_range, reached, problem, standstill.loss_budget
+                )
+        return reached
 
     def commit_clocks(self, clocks: Mapping[Partition, CommittedClock]) -> None:
         """Commit the clocks of partitions to the group, with best effort.
@@ -509,9 +536,10 @@ class RangeReader:
         return str(error.str())
 
     def _check_progress(
-        self, offset_range: OffsetRange, position: int, spent_s: float, trouble: str | None
+        self, offset_range: OffsetRange, position: int, standstill: _Standstill
     ) -> None:
         """Raise an error if waiting longer would not help."""
+        spent_s = self._clock() - standstill.since_s
         # Before the first answer of a broker, wait no longer than for a connection or a login.
         is_over = spent_s >= self._options.connect_timeout_ms / 1_000
         if not self._is_connected and (
@@ -521,7 +549,7 @@ class RangeReader:
             if not self._is_connected:
                 raise self._no_progress_error(offset_range, position, spent_s, None)
         if spent_s > self._poll_timeout_s:
-            raise self._no_progress_error(offset_range, position, spent_s, trouble)
+            raise self._no_progress_error(offset_range, position, spent_s, standstill.trouble)
 
     def _recent_failures(self, spent_s: float) -> dict[str, BrokerFailure]:
         """Return the failures of the last `spent_s`, or all of them if no broker ever answered."""
