@@ -99,7 +99,7 @@ def _read_newest(
         return None
     columns = (pa.concat_arrays(column) for column in zip(*blocks, strict=True))
     block = RecordBlock(*columns)
-    return _slice(block, np.arange(max(0, len(block.offsets) - count), len(block.offsets)))
+    return _take_rows(block, np.arange(max(0, len(block.offsets) - count), len(block.offsets)))
 
 
 def _select_newest(
@@ -115,14 +115,14 @@ def _select_newest(
     for _, partition, row in sorted(newest_first)[-count:]:
         row_numbers.setdefault(partition, []).append(row)
     return tuple(
-        (partition, _slice(blocks[partition], np.array(sorted(rows))))
+        (partition, _take_rows(blocks[partition], np.array(sorted(rows))))
         for partition, rows in sorted(row_numbers.items())
     )
 
 
-def _slice(block: RecordBlock, rows: Integers) -> RecordBlock:
+def _take_rows(block: RecordBlock, rows: Integers) -> RecordBlock:
     indexes = pa.array(rows, pa.int64())
-    return RecordBlock(*(column.take(indexes) for column in block if column is not None))
+    return RecordBlock(*(column if column is None else column.take(indexes) for column in block))
 
 
 _HIDDEN: Final = "..."

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from threading import Condition, Lock
 from typing import Any, Final
@@ -40,7 +41,26 @@ _STALE_S: Final = 5.0
 
 _LEAST_S: Final = 0.01
 
-Views = tuple[QueryView, ...]
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """What was drawn last.
+
+    Attributes:
+        news: the number of the news that it shows; -1 before the first drawing.
+        views: the queries in it.
+        stores: the stores in it.
+        sections: the page's sections, name -> HTML.
+        digests: name of a section -> the digest of its HTML.
+        drawn_s: when it was drawn.
+    """
+
+    news: int = -1
+    views: tuple[QueryView, ...] = ()
+    stores: tuple[ChainStore, ...] = ()
+    sections: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    drawn_s: float = -inf
 
 
 class LivePage:
@@ -73,9 +93,8 @@ class LivePage:
         self._root, self._wait_s = root, wait_s
         self._changed, self._drawing = Condition(), Lock()
         self._news = 0
-        self._drawn: tuple[int, Views, dict[str, str], dict[str, str]] = (-1, (), {}, {})
-        self._drawn_s = self._next_s = -inf
-        self._stores: tuple[ChainStore, ...] = ()
+        self._drawn = _Drawing()
+        self._next_s = -inf
 
     def note_news(self) -> None:
         """Wake the waiting requests: there may be something else to show."""
@@ -101,7 +120,7 @@ class LivePage:
 
     def _answer_case(self, query: str) -> Response | None:
         """Answer with the records of a case; only cases that are shown have a page."""
-        parameters, (_, views, *_) = parse_qs(query), self._drawn
+        parameters, views = parse_qs(query), self._drawn.views
         try:
             (number,), (key,) = parameters["query"], parameters["case"]
             cases = [case for stream in views[int(number)].streams for case in stream.cases]
@@ -121,41 +140,38 @@ class LivePage:
     def _answer_sections(self, query: str) -> Response:
         old_digests, end_s = read_seen(query), time.monotonic() + self._wait_s
         while True:
-            news, sections, digests = self._draw()
+            drawn = self._draw()
             left_s = end_s - time.monotonic()
-            if digests != old_digests or left_s <= 0:
+            if drawn.digests != old_digests or left_s <= 0:
                 break
             with self._changed:
-                if self._news == news:
+                shows_all_news = self._news == drawn.news
+                if shows_all_news:
                     self._changed.wait(min(left_s, _STALE_S))
-                else:
-                    self._changed.wait_for(lambda: False, min(left_s, self._pause_s()))
-        return answer_sections(sections, digests, old_digests, self._read_clock(), _PAUSE_MS)
+            if not shows_all_news:
+                pause_s = max(self._next_s - time.monotonic(), _LEAST_S)
+                time.sleep(min(left_s, pause_s))
+        return answer_sections(
+            drawn.sections, drawn.digests, old_digests, self._read_clock(), _PAUSE_MS
+        )
 
-    def _pause_s(self) -> float:
-        return max(self._next_s - time.monotonic(), _LEAST_S)
-
-    def _draw(self) -> tuple[int, dict[str, str], dict[str, str]]:
-        """Return the number of the news that is drawn, the sections, and their digests.
-
-        All requests share one drawing, and it is made only if there is something new.
-        """
+    def _draw(self) -> _Drawing:
+        """Return the present drawing: all requests share it, and news may have to wait."""
         with self._drawing:
-            drawn, views, sections, digests = self._drawn
-            now_s, news = time.monotonic(), self._news
-            is_fresh = drawn == news and now_s < self._drawn_s + _STALE_S
+            last, now_s, news = self._drawn, time.monotonic(), self._news
+            is_fresh = last.news == news and now_s < last.drawn_s + _STALE_S
             if is_fresh or now_s < self._next_s:
-                return drawn, sections, digests
+                return last
             began_s = time.thread_time()
-            new_views, stores = tuple(self._take_views()), tuple(self._take_stores())
-            if drawn < 0 or new_views != views or stores != self._stores:
-                self._stores = stores
-                sections = render_sections(new_views, self._read_case is not None, stores)
+            views, stores = tuple(self._take_views()), tuple(self._take_stores())
+            sections, digests = last.sections, last.digests
+            if last.news < 0 or (views, stores) != (last.views, last.stores):
+                sections = render_sections(views, self._read_case is not None, stores)
                 digests = {name: digest(html) for name, html in sections.items()}
-            self._drawn, self._drawn_s = (news, new_views, sections, digests), now_s
+            self._drawn = _Drawing(news, views, stores, sections, digests, now_s)
             pause_s = _PAUSES * (time.thread_time() - began_s)
             self._next_s = now_s + min(pause_s, _STALE_S)
-            return news, sections, digests
+            return self._drawn
 
 
 class LiveQueries:
