@@ -105,18 +105,17 @@ def _read_newest(
 def _select_newest(
     blocks: Mapping[Partition, RecordBlock], count: int
 ) -> tuple[tuple[Partition, RecordBlock], ...]:
-    newest_first: list[tuple[int, Partition, int]] = []
+    """Return the `count` records with the newest timestamps, by partition and in offset order."""
+    times: list[tuple[int, Partition, int]] = []
     for partition, block in blocks.items():
         assert block.timestamps_ms is not None, "all columns are read"
-        newest_first += [
-            (ms, partition, row) for row, ms in enumerate(block.timestamps_ms.to_pylist())
-        ]
-    row_numbers: dict[Partition, list[int]] = {}
-    for _, partition, row in sorted(newest_first)[-count:]:
-        row_numbers.setdefault(partition, []).append(row)
+        times += [(ms, partition, row) for row, ms in enumerate(block.timestamps_ms.to_pylist())]
+    newest_rows: dict[Partition, list[int]] = {}
+    for _, partition, row in sorted(times)[-count:]:
+        newest_rows.setdefault(partition, []).append(row)
     return tuple(
         (partition, _take_rows(blocks[partition], np.array(sorted(rows))))
-        for partition, rows in sorted(row_numbers.items())
+        for partition, rows in sorted(newest_rows.items())
     )
 
 

@@ -318,18 +318,19 @@ def _plan_reading(
 
     Keep all options that the user gave, except those of a registry that has no use.
     """
-    notes: list[str] = []
-    format_options = _choose_formats(sample.topic, user_options, detections, registry, notes)
+    format_options, notes = _choose_formats(sample.topic, user_options, detections, registry)
+    # A round that fails leaves out what cannot be read.
     while True:
         raw = _compose(user_options, detections, format_options)
         try:
             options = pin_readers(load_schemas(read_kafka_options(raw)), {})
             columns = {side: _list_columns(sample, options, side) for side in SIDES}
         except (SchemaRegistryError, SchemaRefused) as error:
+            # JSON needs no schema.
             json_only = {
-                p: formats
-                for p, formats in format_options.items()
-                if detections[p].format == "json"
+                side: texts
+                for side, texts in format_options.items()
+                if detections[side].format == "json"
             }
             if len(json_only) == len(format_options):
                 raise
@@ -357,37 +358,44 @@ def _choose_formats(
     user_options: Mapping[str, str],
     detections: Mapping[Side, Detection],
     registry: SchemaRegistry | None,
-    notes: list[str],
-) -> dict[Side, dict[str, str]]:
-    """Choose the format options of values and keys if their fields can be read."""
+) -> tuple[dict[Side, dict[str, str]], list[str]]:
+    """Choose the format options of values and keys; return also why some stay binary."""
     format_options: dict[Side, dict[str, str]] = {}
+    problems: list[str] = []
     for side, detection in detections.items():
         if detection.format == "binary" or f"{side}Format" in user_options:
             continue
-        format_options[side] = {f"{side}Format": detection.format}
+        schema: dict[str, str] | str = {}
         if detection.format in SCHEMA_FORMATS:
             assert registry is not None, "only a registry tells that payloads have schemas"
-            try:
-                reader_options = find_reader_options(
-                    registry, topic, detection, user_options.get(f"{side}Subject")
-                )
-            except SchemaRegistryError as error:
-                reader_options, problem = None, str(error)
-            else:
-                subject = user_options.get(f"{side}Subject")
-                problem = (
-                    f"the registry lacks subject '{subject}', or has no {detection.format} there: "
-                    f"correct '{side}Subject'"
-                    if subject is not None
-                    else "no subject of the registry that is named by the topic or the message has "
-                    f"the schema of the {side}s: set '{side}Subject'"
-                )
-            if reader_options is None:
-                notes.append(problem)
-                del format_options[side]
-            else:
-                format_options[side] |= reader_options
-    return format_options
+            subject = user_options.get(f"{side}Subject")
+            schema = _find_schema(registry, topic, side, detection, subject)
+        if isinstance(schema, str):
+            problems.append(schema)
+        else:
+            format_options[side] = {f"{side}Format": detection.format, **schema}
+    return format_options, problems
+
+
+def _find_schema(
+    registry: SchemaRegistry, topic: str, side: Side, detection: Detection, subject: str | None
+) -> dict[str, str] | str:
+    """Return the options that name the schema of values or keys, or why there are none."""
+    try:
+        reader_options = find_reader_options(registry, topic, detection, subject)
+    except SchemaRegistryError as error:
+        return str(error)
+    if reader_options is not None:
+        return reader_options
+    if subject is not None:
+        return (
+            f"the registry lacks subject '{subject}', or has no {detection.format} there: "
+            f"correct '{side}Subject'"
+        )
+    return (
+        "no subject of the registry that is named by the topic or the message has the schema of "
+        f"the {side}s: set '{side}Subject'"
+    )
 
 
 def _compose(
