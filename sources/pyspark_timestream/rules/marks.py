@@ -302,31 +302,34 @@ def _list_changes(
     newest_us: Instants | None,
     first_us: int | None,
 ) -> _Changes:
-    """List the changes; a writer without a known timestamp gets the block's first one."""
-    encoded = marks.writers.dictionary_encode()
-    numbers = {name: number for number, name in enumerate(live)}
-    dictionary_codes = [
-        numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()
-    ]
-    writer_codes = np.array(dictionary_codes, dtype=np.int64)[encoded.indices.to_numpy()]
+    """List the changes; a writer without a known timestamp gets the block's first one.
+
+    Each column begins with the live writers; then come the marks, then the closes.
+    """
+    numbers, writer_codes = _number_writers(live, marks.writers)
     unnamed = numbers.get("", -1)
     marked = np.flatnonzero(marks.marked & marks.readable)
+    # The partition itself, which has no name, cannot be closed.
     closed = np.flatnonzero(marks.closes & (writer_codes != unnamed))
-    marked_seen_us = np.full(len(marked), NEVER)
-    if newest_us is not None and first_us is not None:
-        marked_seen_us = np.maximum(newest_us[marks.rows[marked]], first_us)
-    live_us = [instant_or_sentinel(writer.mark_us) for writer in live.values()]
-    live_seen_us = [
-        instant_or_sentinel(first_us if writer.seen_us is None else writer.seen_us)
-        for writer in live.values()
-    ]
-    never = np.full(len(closed), NEVER)
-    key_parts = [3 * marks.rows[marked] + 1, 3 * marks.rows[closed] + 2]
-    keys = np.concatenate([np.full(len(live), _BEFORE_BLOCK), *key_parts])
+
+    mark_keys, close_keys = 3 * marks.rows[marked] + 1, 3 * marks.rows[closed] + 2
+    keys = np.concatenate([np.full(len(live), _BEFORE_BLOCK), mark_keys, close_keys])
     codes = np.concatenate([np.arange(len(live)), writer_codes[marked], writer_codes[closed]])
     is_mark = np.arange(len(codes)) < len(codes) - len(closed)
+
+    writers, never = live.values(), np.full(len(closed), NEVER)
+    live_us = [instant_or_sentinel(writer.mark_us) for writer in writers]
     us = np.concatenate([np.array(live_us, np.int64), marks.us[marked], never])
-    seen_us = np.concatenate([np.array(live_seen_us, np.int64), marked_seen_us, never])
+
+    live_seen_us = [
+        instant_or_sentinel(first_us if writer.seen_us is None else writer.seen_us)
+        for writer in writers
+    ]
+    mark_seen_us = np.full(len(marked), NEVER)
+    if newest_us is not None and first_us is not None:
+        mark_seen_us = np.maximum(newest_us[marks.rows[marked]], first_us)
+    seen_us = np.concatenate([np.array(live_seen_us, np.int64), mark_seen_us, never])
+
     order = sort_by_writer(keys, codes)
     return _Changes(
         keys=keys[order],
@@ -339,51 +342,64 @@ def _list_changes(
     )
 
 
+def _number_writers(
+    live: Mapping[str, WriterState], writers: pa.Array
+) -> tuple[dict[str, int], Integers]:
+    """Number the live writers, then those of k marks; return the numbers, and those of the k."""
+    numbers = {name: number for number, name in enumerate(live)}
+    encoded = writers.dictionary_encode()
+    by_entry = [numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()]
+    return numbers, np.array(by_entry, dtype=np.int64)[encoded.indices.to_numpy()]
+
+
 def _find_ends(
     changes: _Changes, newest_us: Instants | None, timeout_us: int | None, rows: int
 ) -> Integers:
     """Find the key at which each change ends: the writer's next change or its silence (4.5)."""
-    ends = np.full(len(changes.keys), 3 * rows)
+    after_block = 3 * rows
+    ends = np.full(len(changes.keys), after_block)
     has_next = changes.codes[1:] == changes.codes[:-1]
     ends[:-1][has_next] = changes.keys[1:][has_next]
     if newest_us is None or timeout_us is None:
         return ends
     silent_rows = np.searchsorted(newest_us, changes.seen_us + timeout_us, side="right")
+    # A writer of which nothing was seen cannot fall silent.
     silent_rows[changes.seen_us == NEVER] = rows
-    first_ends: Integers = np.minimum(ends, 3 * silent_rows)
-    return first_ends
+    ends_with_silences: Integers = np.minimum(ends, 3 * silent_rows)
+    return ends_with_silences
 
 
 def _find_intervals(changes: _Changes, ends: Integers, rows: int) -> _Intervals:
     """Turn changes into the intervals in which each writer's greatest mark holds."""
+    # A writer's maximum begins anew where another writer, a close or a silence came before.
     is_first = np.ones(len(ends), dtype=np.bool_)
     is_first[1:] = (
         (changes.codes[1:] != changes.codes[:-1])
         | ~changes.is_mark[:-1]
         | (ends[:-1] < changes.keys[1:])
     )
-    greatest = max_in_segments(changes.us, is_first)
+    greatest_us = max_in_segments(changes.us, is_first)
+    marks, after_block = np.flatnonzero(changes.is_mark), 3 * rows
     # Index k + 1 stands for key k, because the first key is -1.
-    is_step = np.zeros(3 * rows + 2, dtype=np.bool_)
+    is_step = np.zeros(after_block + 2, dtype=np.bool_)
     is_step[[0, -1]] = True
     is_step[changes.keys + 1] = True
-    mark_index = np.flatnonzero(changes.is_mark)
-    is_step[ends[mark_index] + 1] = True
+    is_step[ends[marks] + 1] = True
     steps = np.cumsum(is_step) - 1
     # A mark that still holds after the block belongs to a live writer.
-    lasting = mark_index[ends[mark_index] == 3 * rows]
+    lasting = marks[ends[marks] == after_block]
     last_marks = zip(
-        changes.codes[lasting], greatest[lasting], changes.seen_us[lasting], strict=True
+        changes.codes[lasting], greatest_us[lasting], changes.seen_us[lasting], strict=True
     )
     live = {
         changes.names[code]: WriterState(instant_or_none(us), instant_or_none(seen_us))
         for code, us, seen_us in last_marks
     }
     return _Intervals(
-        begins=steps[changes.keys[mark_index] + 1],
-        ends=steps[ends[mark_index] + 1],
-        us=greatest[mark_index],
-        has_name=changes.has_name[mark_index],
+        begins=steps[changes.keys[marks] + 1],
+        ends=steps[ends[marks] + 1],
+        us=greatest_us[marks],
+        has_name=changes.has_name[marks],
         live=tuple(sorted(live.items())),
         keys=np.flatnonzero(is_step)[:-1] - 1,
         steps=steps,
