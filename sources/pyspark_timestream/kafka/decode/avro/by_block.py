@@ -337,23 +337,28 @@ def _read_wire(step: Scalar, cursors: Cursors) -> Wire | None:
 
 def _read_repeated(step: Repeated, cursors: Cursors) -> Converted:
     """Read the first item of every row, then the second, and so on; then put them in order."""
+    # Of each row: the items left in its block, and where that must end (-1: not stated).
     remaining = np.zeros(len(cursors), np.int64)
     sized_end = np.full(len(cursors), -1, np.int64)
-    open_rows = np.arange(len(cursors))[~cursors.broken]
+    open_rows = np.flatnonzero(~cursors.broken)
+    # An entry per round: the items, their keys in a map, and the rows that they belong to.
     items: list[Converted] = []
     keys: list[Converted] = []
     owners: list[Integers] = []
     for rounds in itertools.count():
-        fresh = open_rows[remaining[open_rows] == 0]
-        if len(fresh):
-            selected = cursors.select(fresh)
-            counts, ends = selected.read_block_header(sized_end[fresh])
-            cursors.update(fresh, selected)
-            remaining[fresh], sized_end[fresh] = counts, ends
+        at_header = open_rows[remaining[open_rows] == 0]
+        if len(at_header):
+            selected = cursors.select(at_header)
+            remaining[at_header], sized_end[at_header] = selected.read_block_header(
+                sized_end[at_header]
+            )
+            cursors.update(at_header, selected)
+            # An empty block ends the array.
             open_rows = open_rows[(remaining[open_rows] > 0) & ~cursors.broken[open_rows]]
         if not len(open_rows):
             break
         if rounds >= _FEW_ROUNDS and len(open_rows) < _FEW_ROWS:
+            # Rows that are read again are broken here: no later step may move their cursors.
             cursors.by_row[open_rows] = True
             cursors.broken[open_rows] = True
             break

@@ -340,32 +340,35 @@ def read_avro(
     if not pa.types.is_binary(bodies.type):
         bodies = bodies.cast(pa.binary())
     reasons = np.full(len(bodies), FINE, np.uint8)
-    order = np.full(len(bodies), -1, np.int64)
+    # Of each payload the index in all `blocks` together, and of its record's name in `names`.
+    read_index = np.full(len(bodies), -1, np.int64)
+    name_index = np.full(len(bodies), -1, np.int64)
     blocks: list[DecodedBlock] = []
-    total = 0
-    codes = np.full(len(bodies), -1, np.int64)
     names: list[str | None] = []
+    read_count = 0
     for text, rows in _group(reader, bodies, writers, schema_ids):
         group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
         try:
-            fields, row_codes = _find_names(reader, requested, text, group)
-            codes[rows] = np.where(row_codes < 0, -1, row_codes + len(names))
-            names += fields
-            is_accepted = np.array([*map(reader.accepts, fields), True])[row_codes]
+            group_names, branches = _find_names(reader, requested, text, group)
+            name_index[rows] = np.where(branches < 0, -1, branches + len(names))
+            names += group_names
+            # A payload of no branch, -1, takes the last entry: its reason is found when it is read.
+            is_accepted = np.array([*map(reader.accepts, group_names), True])[branches]
             if not is_accepted.all():
                 reasons[rows[~is_accepted]] = NAME
                 rows, group = rows[is_accepted], group.filter(pa.array(is_accepted))
-            codec = _build_codec((reader, *newer), requested, text) if len(rows) else None
+            if not len(rows):
+                continue
+            codec = _build_codec((reader, *newer), requested, text)
         except SchemaRefused as error:
             error.row = int(rows[0])
             raise
-        if codec is not None:
-            pieces = split_pieces(group, _PIECE_BODIES, _PIECE_BYTES)
-            blocks += [_read_piece(codec, requested, piece) for piece in pieces]
-            order[rows] = np.arange(total, total + len(rows))
-            total += len(rows)
-    block = join_blocks(requested, blocks, order, reasons)
-    row_names = name_rows(names, codes) if requested.needs_names else None
+        pieces = split_pieces(group, _PIECE_BODIES, _PIECE_BYTES)
+        blocks += [_read_piece(codec, requested, piece) for piece in pieces]
+        read_index[rows] = np.arange(read_count, read_count + len(rows))
+        read_count += len(rows)
+    block = join_blocks(requested, blocks, read_index, reasons)
+    row_names = name_rows(names, name_index) if requested.needs_names else None
     return block._replace(schema_ids=schema_ids, names=row_names)
 
 
@@ -457,15 +460,14 @@ def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
     cursors.finish()
     reasons = np.where(bad, TYPE, FINE).astype(np.uint8)
     reasons[cursors.broken] = SYNTAX
-    singles = np.flatnonzero(cursors.by_row)
-    order = np.arange(len(bodies))
-    if len(singles):
-        values_by_row, reasons[singles] = codec.rows.read(
-            bodies.take(pa.array(singles)).to_pylist()
-        )
-        order[singles] = np.arange(len(bodies), len(bodies) + len(singles))
-        values = pa.concat_arrays([values, values_by_row])
+    by_row = np.flatnonzero(cursors.by_row)
+    # Where each payload's value is: those read by row are appended.
+    value_index = np.arange(len(bodies))
+    if len(by_row):
+        row_values, reasons[by_row] = codec.rows.read(bodies.take(pa.array(by_row)).to_pylist())
+        value_index[by_row] = np.arange(len(bodies), len(bodies) + len(by_row))
+        values = pa.concat_arrays([values, row_values])
     absent = reasons == SYNTAX
-    if not len(singles) and not absent.any():
+    if not len(by_row) and not absent.any():
         return values, reasons
-    return values.take(pa.array(order, mask=absent)), reasons
+    return values.take(pa.array(value_index, mask=absent)), reasons
