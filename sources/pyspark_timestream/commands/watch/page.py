@@ -7,6 +7,7 @@ style. A time that grows older has the attribute `data-age-us`, and the page's s
 The first section draws the chain of the queries (`follow.Chain`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Final, NamedTuple
@@ -73,7 +74,10 @@ def render_chain(chain: Chain) -> str:
 
 
 class _ChainLayout(NamedTuple):
-    """How a chain is laid out: sizes along its hops, and across them."""
+    """How a chain is laid out.
+
+    Sizes and points are pairs: along the hops, and across them; `_turn` makes them x and y.
+    """
 
     is_down: bool
     box: tuple[int, int]
@@ -88,30 +92,21 @@ _WIDE: Final = _ChainLayout(False, (164, 66), (70, 18), 24)
 _DOWN: Final = _ChainLayout(True, (66, 158), (44, 12), 56)
 """Two boxes fit side by side on a phone."""
 
-_Points = tuple[tuple[int, int], ...]
+_Point = tuple[int, int]
+
+_MARGIN: Final = 4
+_TURN: Final = 10
+"""How far before and after a box a line around others turns."""
 
 
 def _draw(chain: Chain, layout: _ChainLayout) -> str:
-    (along, across), (level_gap, row_gap) = layout.box, layout.gap
-    rows: dict[int, int] = {}
-    corners = []
-    for node in chain.nodes:
-        row = rows.get(node.level, 0)
-        rows[node.level] = row + 1
-        corners.append((4 + node.level * (along + level_gap), 4 + row * (across + row_gap)))
-    edge = rim = max(rows.values()) * (across + row_gap)
-    lines: list[_Points] = []
-    for hop in chain.hops:
-        (x1, y1), (x2, y2) = corners[hop.source], corners[hop.target]
-        x1, y1, y2 = x1 + along, y1 + across // 2, y2 + across // 2
-        if x2 - x1 == level_gap:
-            lines.append(((x1, y1), (x2, y2)))
-        else:  # Around the boxes between, on a lane of its own.
-            turns = (x1 + 10, y1), (x1 + 10, edge + 8), (x2 - 10, edge + 8), (x2 - 10, y2)
-            lines.append(((x1, y1), *turns, (x2, y2)))
-            edge += layout.lane
-    length = 8 + max(rows) * (along + level_gap) + along + (12 if edge > rim else 0)
-    width, height = (edge + 8, length) if layout.is_down else (length, edge + 8)
+    along, across = layout.box
+    corners = _place_boxes(chain, layout)
+    boxes_edge = max(corner[1] for corner in corners) - _MARGIN + across + layout.gap[1]
+    lines, edge = _route_hops(chain, layout, corners, boxes_edge)
+    length = max(corner[0] for corner in corners) + along + _MARGIN
+    length += 12 if edge > boxes_edge else 0
+    width, height = _turn((length, edge + 8), layout)
     label_points = _place_labels(lines, layout)
     shapes = [
         svg(
@@ -125,7 +120,7 @@ def _draw(chain: Chain, layout: _ChainLayout) -> str:
         _draw_distance(chain, hop, label_point)
         for hop, label_point in zip(chain.hops, label_points, strict=True)
     ]
-    size = (across, along) if layout.is_down else (along, across)
+    size = _turn(layout.box, layout)
     nodes = zip(chain.nodes, corners, strict=True)
     shapes += [_draw_node(node, _turn(corner, layout), size) for node, corner in nodes]
     title = svg("title", "topics, queries and stores, and how far each hop is behind")
@@ -135,27 +130,66 @@ def _draw(chain: Chain, layout: _ChainLayout) -> str:
     )  # fmt: skip
 
 
-def _turn(point: tuple[int, int], layout: _ChainLayout) -> tuple[int, int]:
+def _place_boxes(chain: Chain, layout: _ChainLayout) -> list[_Point]:
+    """Return the first corner of each node's box; a level's boxes stand side by side."""
+    (along, across), (level_gap, row_gap) = layout.box, layout.gap
+    placed: Counter[int] = Counter()
+    corners = []
+    for node in chain.nodes:
+        level, row = node.level, placed[node.level]
+        corners.append((_MARGIN + level * (along + level_gap), _MARGIN + row * (across + row_gap)))
+        placed[level] += 1
+    return corners
+
+
+def _route_hops(
+    chain: Chain, layout: _ChainLayout, corners: Sequence[_Point], boxes_edge: int
+) -> tuple[list[tuple[_Point, ...]], int]:
+    """Return the line of each hop, and the edge of all lines across the hops."""
+    (along, across), edge = layout.box, boxes_edge
+    lines: list[tuple[_Point, ...]] = []
+    for hop in chain.hops:
+        start = corners[hop.source][0] + along, corners[hop.source][1] + across // 2
+        end = corners[hop.target][0], corners[hop.target][1] + across // 2
+        if end[0] - start[0] == layout.gap[0]:
+            lines.append((start, end))
+            continue
+        # Go around the boxes between, on a lane of its own.
+        turns, lane = (start[0] + _TURN, end[0] - _TURN), edge + 8
+        around = (turns[0], start[1]), (turns[0], lane), (turns[1], lane), (turns[1], end[1])
+        lines.append((start, *around, end))
+        edge += layout.lane
+    return lines, edge
+
+
+def _turn(point: _Point, layout: _ChainLayout) -> _Point:
     return (point[1], point[0]) if layout.is_down else point
 
 
-def _place_labels(lines: Sequence[_Points], layout: _ChainLayout) -> list[tuple[int, int]]:
+def _place_labels(lines: Sequence[tuple[_Point, ...]], layout: _ChainLayout) -> list[_Point]:
     """Return a point on each hop's line for its distance, away from those of other hops."""
-    placed: list[tuple[int, int]] = []
+    placed: list[_Point] = []
     for line in lines:
-        is_level = len(line) > 2 or line[0][1] == line[1][1]
-        (x1, y1), (x2, y2) = (line[0], line[1]) if len(line) == 2 else (line[2], line[3])
+        # A line around boxes has its label on the lane.
+        start, end = line if len(line) == 2 else line[2:4]
+        is_level = start[1] == end[1]
         spots = [
-            _turn((round(x1 + (x2 - x1) * share), round(y1 + (y2 - y1) * share)), layout)
+            _turn((_between(start[0], end[0], share), _between(start[1], end[1], share)), layout)
             for share in ((0.5, 0.3, 0.7) if is_level else (0.75, 0.25, 0.5, 0.65, 0.35))
         ]
-        free = (
-            (x, y)
-            for x, y in spots
-            if all(abs(x - x3) >= _LABEL[0] or abs(y - y3) >= _LABEL[1] for x3, y3 in placed)
-        )
+        free = (spot for spot in spots if not any(_overlap(spot, other) for other in placed))
         placed.append(next(free, spots[0]))
     return placed
+
+
+def _between(start: int, end: int, share: float) -> int:
+    return round(start + (end - start) * share)
+
+
+def _overlap(one: _Point, other: _Point) -> bool:
+    """Return whether labels at two points would overlap."""
+    width, height = _LABEL
+    return abs(one[0] - other[0]) < width and abs(one[1] - other[1]) < height
 
 
 _LABEL: Final = (46, 16)
@@ -336,23 +370,28 @@ def draw_curve(points: Sequence[CtiPoint], changes: Sequence[ClockChange] = ()) 
     is_near = abs(last_us - high) < 10 * max(last_us - first_us, high - low, SECOND_US)
     if is_near:
         low, high = min(low, first_us), max(high, last_us)
-    span, height = max(high - low, 1), _HEIGHT
+    span_us, height = max(high - low, 1), _HEIGHT
 
-    def x(us: int) -> float:
-        return round((us - first_us) * _WIDTH / (last_us - first_us), 1)
+    def to_x(planned_us: int) -> float:
+        return round((planned_us - first_us) * _WIDTH / (last_us - first_us), 1)
 
-    def y(us: int) -> float:
-        return round(height - 4 - (us - low) * (height - 8) / span, 1)
+    def to_y(cti_us: int) -> float:
+        return round(height - 4 - (cti_us - low) * (height - 8) / span_us, 1)
 
-    steps = [f"M{x(curve[0][0])} {y(curve[0][1])}"]
-    for planned, cti in curve[1:]:
-        steps.append(f"H{x(planned)}V{y(cti)}")
+    # The CTI keeps its value until the batch that raises it was planned.
+    steps = [f"M{to_x(curve[0][0])} {to_y(curve[0][1])}"]
+    steps += [f"H{to_x(planned_us)}V{to_y(cti_us)}" for planned_us, cti_us in curve[1:]]
     wall = ""
     if is_near:
-        ends = {"x1": x(first_us), "y1": y(first_us), "x2": x(last_us), "y2": y(last_us)}
+        ends = {
+            "x1": to_x(first_us),
+            "y1": to_y(first_us),
+            "x2": to_x(last_us),
+            "y2": to_y(last_us),
+        }
         wall = svg("line", "", svg("title", "the wall clock"), class_="wall", **ends)
     marks = [
-        _mark_change(change, x(planned_us), height)
+        _mark_change(change, to_x(planned_us), height)
         for change in changes
         if (planned_us := _find_reached(curve, change.cti_us)) is not None and planned_us > first_us
     ]
