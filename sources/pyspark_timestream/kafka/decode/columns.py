@@ -146,10 +146,11 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
         )
     by_name = {options.metadata_prefix + name: name for name in METADATA}
     _refuse_other_case(options, schema)
+    # A column belongs to one of four: the record, the dead letter, the key's fields or the value's.
     metadata: dict[str, str] = {}
-    fields: list[pa.Field] = []
-    key_fields: list[pa.Field] = []
     dead_letter: dict[str, str] = {}
+    key_fields: list[pa.Field] = []
+    fields: list[pa.Field] = []
     for column in schema:
         if not column.nullable:
             raise _column_refused(

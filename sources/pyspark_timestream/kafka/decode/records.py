@@ -306,16 +306,16 @@ def _join_raw(pieces: list[pa.Array], order: Integers, rows: pa.Array | None) ->
         pieces, data_types = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
     if len(data_types) <= 1:
         return [_join(pieces, data_types.pop() if data_types else pa.null(), rows)]
-    # Types differ if, say, a writer changed whole numbers to fractions: each keeps its type.
+    # Types differ if, say, a writer changed whole numbers to fractions: each keeps its type, so the
+    # result has a piece for each run of records with payloads in the same piece, or without one.
     starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
-    owners = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)
-    runs = np.split(np.arange(len(order)), np.flatnonzero(np.diff(owners)) + 1)
-    return [
-        pieces[owner].take(pa.array(order[run] - starts[owner]))
-        if owner >= 0
-        else pa.nulls(len(run))
-        for run, owner in ((run, owners[run[0]]) for run in runs)
-    ]
+    piece_numbers = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)
+    joined = []
+    for run in np.split(np.arange(len(order)), np.flatnonzero(np.diff(piece_numbers)) + 1):
+        number = piece_numbers[run[0]]
+        rows_of_piece = pa.array(order[run] - starts[number])
+        joined.append(pa.nulls(len(run)) if number < 0 else pieces[number].take(rows_of_piece))
+    return joined
 
 
 def split_pieces(payloads: pa.Array, most_rows: int, most_bytes: int) -> Iterator[pa.Array]:

@@ -66,34 +66,47 @@ def reconcile(
         if partition not in ends:
             losses.append(f"{partition} is gone; it was read up to offset {position}")
             del positions[partition]
-        elif partition.topic in recreated:
-            losses.append(
-                f"{partition} was read up to offset {position}, but its topic has been deleted and "
-                "created again since"
-            )
-            positions[partition] = earliest.get(partition, 0)
-        elif ends[partition] < position and partition.topic in unchanged:
-            losses.append(
-                f"{partition} ends at offset {ends[partition]}, but was read up to {position}: the "
-                "end of its log is lost, as after an unclean leader election; what was written "
-                f"since then below offset {ends[partition]} is not read"
-            )
-            positions[partition] = ends[partition]
-        elif ends[partition] < position:
-            losses.append(
-                f"{partition} ends at offset {ends[partition]}, but was read up to {position}: the "
-                "topic was truncated or created again"
-            )
-            positions[partition] = earliest.get(partition, 0)
-        elif earliest.get(partition, position) > position:
-            losses.append(
-                f"{partition} begins at offset {earliest[partition]}: offsets {position} to "
-                f"{earliest[partition] - 1} were deleted before they were read"
-            )
-            positions[partition] = earliest[partition]
+            continue
+        positions[partition], loss = _find_loss(
+            position,
+            earliest.get(partition, 0),
+            ends[partition],
+            is_recreated=partition.topic in recreated,
+            is_unchanged=partition.topic in unchanged,
+        )
+        if loss is not None:
+            losses.append(f"{partition} {loss}")
     if losses and fail_on_data_loss:
         raise DataLost(f"{'; '.join(losses)}. {LOSS_ADVICE}")
     return positions, losses
+
+
+def _find_loss(
+    position: int, first: int, end: int, *, is_recreated: bool, is_unchanged: bool
+) -> tuple[int, str | None]:
+    """Return where to continue in a partition, and what it has lost, if anything."""
+    if is_recreated:
+        return first, (
+            f"was read up to offset {position}, but its topic has been deleted and created again "
+            "since"
+        )
+    if end < position and is_unchanged:
+        return end, (
+            f"ends at offset {end}, but was read up to {position}: the end of its log is lost, as "
+            "after an unclean leader election; what was written since then below offset "
+            f"{end} is not read"
+        )
+    if end < position:
+        return first, (
+            f"ends at offset {end}, but was read up to {position}: the topic was truncated or "
+            "created again"
+        )
+    if first > position:
+        return first, (
+            f"begins at offset {first}: offsets {position} to {first - 1} were deleted before "
+            "they were read"
+        )
+    return position, None
 
 
 def keep_missing(
