@@ -434,32 +434,34 @@ def _limit_to_calendar(instants: Instants, valid: Mask) -> Times:
 def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
     """Read n texts; nulls are not readable. Return also which texts were skipped here.
 
-    A zone or the last second's fraction may push an instant outside the legal application times.
+    Each round reads the texts of one shape, such as 0000-00-00T00:00:00Z, all at once. A zone or
+    the last second's fraction may push an instant outside the legal application times.
     """
     starts, lengths, data = _split_bytes(texts)
     valid = np.array(texts.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
     instants, readable = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.bool_)
-    odd = valid & (lengths > _MAX_LENGTH)
-    unread = np.flatnonzero(valid & ~odd)
+    skipped = valid & (lengths > _MAX_LENGTH)
+    unread = np.flatnonzero(valid & ~skipped)
     for _ in range(_MAX_SHAPES):
         if not len(unread):
-            return instants, readable, odd
+            return instants, readable, skipped
         length = lengths[unread[0]]
-        same_length = lengths[unread] == length
-        rows = unread[same_length]
-        matrix = _to_matrix(data, starts[rows], int(length))
-        shape = _DIGIT.sub(b"0", matrix[0].tobytes())
-        alike = _match_shape(matrix, shape)
+        is_done = lengths[unread] == length
+        rows = unread[is_done]
+        letters = _to_matrix(data, starts[rows], int(length))
+        shape = _DIGIT.sub(b"0", letters[0].tobytes())
+        has_shape = _match_shape(letters, shape)
         if shape.isascii():
-            fields = _read_shape(matrix, shape.decode(), alike)
-            if fields is not None:
-                instants[rows], readable[rows] = fields
+            times = _read_shape(letters, shape.decode(), has_shape)
+            if times is not None:
+                instants[rows], readable[rows] = times
         else:
-            odd[rows] = alike
-        same_length[same_length] = alike
-        unread = unread[~same_length]
-    odd[unread] = True
-    return instants, readable, odd
+            skipped[rows] = has_shape
+        # Texts of the same length but another shape have a round of their own.
+        is_done[is_done] = has_shape
+        unread = unread[~is_done]
+    skipped[unread] = True
+    return instants, readable, skipped
 
 
 def _split_bytes(texts: pa.Array) -> tuple[Integers, Integers, Bytes]:

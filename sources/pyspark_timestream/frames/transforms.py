@@ -509,19 +509,20 @@ def add_arrival(
     for batch in batches:
         count = batch.num_rows
         columns, fields = list(batch.columns), list(batch.schema)
-        number = batch_id
+        batch_number = batch_id
         if has_time:
-            time = columns.pop().cast(pa.int64())
             del fields[-1]
-            number = time[0].as_py() if number is None and count else number
-        numbers = (
-            pa.repeat(pa.scalar(number or 0, pa.int64()), count),
+            times = columns.pop().cast(pa.int64())
+            if batch_number is None and count:
+                batch_number = times[0].as_py()
+        arrival = (
+            pa.repeat(pa.scalar(batch_number or 0, pa.int64()), count),
             pa.repeat(pa.scalar(task, pa.int64()), count),
             pa.array(np.arange(next_row, next_row + count)),
         )
         next_row += count
         fields += [pa.field(name, pa.int64()) for name in ARRIVAL]
-        yield pa.RecordBatch.from_arrays([*columns, *numbers], schema=pa.schema(fields))
+        yield pa.RecordBatch.from_arrays([*columns, *arrival], schema=pa.schema(fields))
 
 
 def sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:

@@ -139,25 +139,39 @@ def _read_topic(
             raise _source_error(f"topic '{source.topic}' does not exist", "create it, compacted")
         ends = broker.ends(partitions)
         earliest = broker.earliest(ends)
+    ranges = [
+        OffsetRange(partition, earliest.get(partition, end), end)
+        for partition, end in sorted(ends.items())
+    ]
     reader = RangeReader(options, group)
-    descriptions: dict[str, tuple[Partition, bytes]] = {}
     try:
-        for partition, end in sorted(ends.items()):
-            offset_range = OffsetRange(partition, earliest.get(partition, end), end)
-            for topic, value in _read_last_values(reader, offset_range, topics).items():
-                if topic in descriptions and descriptions[topic][1] != value:
-                    raise _source_error(
-                        f"topic '{source.topic}' has different descriptions of topic '{topic}' in "
-                        f"partitions {descriptions[topic][0].number} and {partition.number}",
-                        "produce a record with that key and no value to the outdated partition",
-                    )
-                descriptions[topic] = partition, value
+        values = {
+            offset_range.partition: _read_last_values(reader, offset_range, topics)
+            for offset_range in ranges
+        }
     finally:
         reader.close()
     return {
         topic: parse_settings(value, f"the description of topic '{topic}' in '{source}'")
-        for topic, (_, value) in descriptions.items()
+        for topic, value in _merge_descriptions(source, values).items()
     }
+
+
+def _merge_descriptions(
+    source: SettingsSource, values: Mapping[Partition, Mapping[str, bytes]]
+) -> dict[str, bytes]:
+    """Return the description of each topic; partitions that have one must agree."""
+    descriptions: dict[str, tuple[Partition, bytes]] = {}
+    for partition, by_topic in values.items():
+        for topic, value in by_topic.items():
+            other, known = descriptions.setdefault(topic, (partition, value))
+            if known != value:
+                raise _source_error(
+                    f"topic '{source.topic}' has different descriptions of topic '{topic}' in "
+                    f"partitions {other.number} and {partition.number}",
+                    "produce a record with that key and no value to the outdated partition",
+                )
+    return {topic: value for topic, (_, value) in descriptions.items()}
 
 
 def _read_last_values(

@@ -633,15 +633,18 @@ def _read_rows(
         for side, decoded in (("value", payload.values), ("key", payload.keys)):
             if decoded is not None:
                 reasons.update(f"{side}: {REASONS[reason]}" for reason in decoded.reasons if reason)
+        # Rows are shown as they are: none is dropped, and no CTI stands between them.
         _, result = step(replace(options.rules, policy=KEEP_ALL), PartitionClock(), payload.events)
         all_rows = np.ones(len(block.offsets), dtype=np.bool_)
-        none = np.empty(0, dtype=np.int64)
+        no_ctis = np.empty(0, dtype=np.int64)
         processed = ProcessedBlock(partition, block, payload, result)
-        batch = interleave_ctis(projection, processed, all_rows, none, none)
-        number = pa.repeat(pa.scalar(partition.number, pa.int32()), len(all_rows))
-        columns = {name: batch[name] for name in _list_shown(options, schema)}
+        rows = interleave_ctis(projection, processed, all_rows, no_ctis, no_ctis)
         # Parentheses keep the names of these two columns apart from those of fields.
-        positions = {"(partition)": number, "(offset)": block.offsets}
+        positions = {
+            "(partition)": pa.repeat(pa.scalar(partition.number, pa.int32()), len(all_rows)),
+            "(offset)": block.offsets,
+        }
+        columns = {name: rows[name] for name in _list_shown(options, schema)}
         tables.append(pa.table({**positions, **columns}))
     return (pa.concat_tables(tables) if tables else pa.table({})), dict(reasons)
 

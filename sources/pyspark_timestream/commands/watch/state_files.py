@@ -146,34 +146,33 @@ class StateFiles:
         obstacle = _find_obstacle(self._provider, settings)
         if obstacle is not None:
             return QueryState((), batch, f"the rows of state are not known: {obstacle}")
-        keys: dict[str, list[_Keys]] = {}
-        is_window: dict[str, bool] = {}
-        troubles: dict[str, str] = {}
+        operators: list[OperatorState] = []
+        troubles: list[str] = []
         for folder in _list_operators(self._root):
-            operator = folder.name
+            name = folder.name
             try:
-                for store in _list_stores(folder):
-                    operator = store.operator
-                    is_split = store.has_prefix and self._provider == _ROCKSDB
-                    due = None if is_split else _locate_due_time(store)
-                    partition_keys = [
-                        self._read_partition(store.partition_folder(number), batch + 1, due)
-                        for number in range(store.partitions)
-                    ]
-                    keys[operator] = keys.get(operator, []) + partition_keys
-                    is_window[operator] = due is not None and len(due) > 2
+                stores = _list_stores(folder)
+                name = stores[0].operator
+                operators.append(self._read_operator(stores, batch + 1))
             except (IndexError, struct.error):
-                keys.pop(operator, None)
-                troubles[operator] = f"a file of it is damaged; {_ASK_SPARK}"
+                troubles.append(f"of {name}: a file of it is damaged; {_ASK_SPARK}")
             except (OSError, ValueError) as error:
-                keys.pop(operator, None)
-                troubles[operator] = str(error) or type(error).__name__
-        operators = tuple(
-            _count(name, partition_keys, is_window[name]) for name, partition_keys in keys.items()
-        )
-        notes = [f"of {name}: {why}" for name, why in troubles.items()]
-        note = f"the rows of state are not known {'; '.join(notes)}" if notes else ""
-        return QueryState(operators, batch, note)
+                troubles.append(f"of {name}: {str(error) or type(error).__name__}")
+        note = f"the rows of state are not known {'; '.join(troubles)}" if troubles else ""
+        return QueryState(tuple(operators), batch, note)
+
+    def _read_operator(self, stores: Sequence[_Store], version: int) -> OperatorState:
+        partition_keys: list[_Keys] = []
+        is_window = False
+        for store in stores:
+            is_split = store.has_prefix and self._provider == _ROCKSDB
+            due = None if is_split else _locate_due_time(store)
+            is_window = due is not None and len(due) > 2
+            partition_keys += [
+                self._read_partition(store.partition_folder(number), version, due)
+                for number in range(store.partitions)
+            ]
+        return _count(stores[0].operator, partition_keys, is_window)
 
     def _read_partition(self, folder: Path, version: int, due: Due | None) -> _Keys:
         # The partition is put back once it is read whole, so a failure leaves nothing half read.
@@ -264,8 +263,8 @@ def _list_operators(root: Path) -> list[Path]:
     return [root / "state" / str(number) for number in numbers]
 
 
-def _list_stores(folder: Path) -> Iterator[_Store]:
-    """Yield the stores of an operator that have each of its rows once."""
+def _list_stores(folder: Path) -> list[_Store]:
+    """Return the stores of an operator that have each of its rows once."""
     try:
         text = (folder / "_metadata" / "metadata").read_text(encoding="utf-8")
         metadata = json.loads(text.partition("\n")[2])
@@ -279,8 +278,8 @@ def _list_stores(folder: Path) -> Iterator[_Store]:
     row_stores = [name for name in stores if name == "default" or name.endswith(_JOIN_STORE_SUFFIX)]
     if not row_stores or max(stores.values()) > 100_000:
         raise _StateUnreadable(f"its layout is not one that is read here; {_ASK_SPARK}")
-    for name in row_stores:
-        yield _Store(f"{folder.name} {kind}", folder, name, stores[name], name in split)
+    operator = f"{folder.name} {kind}"
+    return [_Store(operator, folder, name, stores[name], name in split) for name in row_stores]
 
 
 def _locate_due_time(store: _Store) -> Due | None:

@@ -533,11 +533,12 @@ def parse_unscanned(
     if any(contains(field.type, pa.types.is_decimal) for field in fields.columns):
         # A decimal of many places makes Arrow read memory that is not its own, and may end Python.
         joinable &= ~to_mask(pc.match_substring_regex(texts, _NEGATIVE_EXPONENT))
-    pieces = [
-        piece
-        for run in _split_runs(joinable, most_singly)
-        for piece in _parse_run(fields, values, texts, run, most_singly)
-    ]
+    pieces: list[DecodedBlock] = []
+    for start, stop, joins in _split_runs(joinable, most_singly):
+        if joins:
+            pieces += _parse_run(fields, values, texts, start, stop, most_singly)
+        else:
+            pieces.append(parse_rows(fields, values.slice(start, stop - start).to_pylist()))
     columns = [
         pa.concat_arrays([piece.columns[number] for piece in pieces] or [pa.array([], field.type)])
         for number, field in enumerate(fields.columns)
@@ -566,42 +567,42 @@ def _parse_run(
     fields: RequestedFields,
     values: pa.Array,
     texts: pa.Array,
-    run: tuple[int, int, bool],
+    start: int,
+    stop: int,
     most_singly: int,
 ) -> Iterator[DecodedBlock]:
-    """Parse the values of a run (start, stop, join?), in pieces, in order.
+    """Parse the joinable values from `start` to `stop`, in pieces, in order.
 
     Arrow usually names the row that it cannot parse; otherwise the piece is halved. The closer bad
     rows are, the more values are parsed one by one before Arrow is tried again. A block with one
     bad value in 1,000 costs about three times as much as one without; the worst costs less than
     twice as much as parsing its values one by one (bench/time_rules/mechanisms_stream.py).
     """
-    start, stop, good = run
-    position, size, singly, failed_at = start, stop - start, most_singly, -1
+    # `size` is how many values Arrow gets next, `singly` how many are parsed one by one after a
+    # failure; `bad` is a value that Arrow has refused by name.
+    position, size, singly, bad = start, stop - start, most_singly, -1
     while position < stop:
-        end = min(position + (1 if position == failed_at else size), stop)
-        is_single = not good or end - position <= most_singly
-        block = None if is_single else _parse_joined(fields, texts.slice(position, end - position))
-        if isinstance(block, DecodedBlock):
-            yield block
-            position, size, singly = end, 4 * size, most_singly
-            continue
-        row = None if block is None else block.row
-        if block is None:
+        count = 1 if position == bad else min(size, stop - position)
+        if count <= most_singly:
             size = 4 * max(size, most_singly)
-        elif row is None and end - position > 2 * most_singly:
-            size = (end - position) // 2
-            continue
-        elif row is not None and row > most_singly:
-            # Read the rows before the bad one with Arrow, and then the bad one by itself.
-            size, failed_at = row, position + row
-            continue
         else:
+            block = _parse_joined(fields, texts.slice(position, count))
+            if isinstance(block, DecodedBlock):
+                yield block
+                position, size, singly = position + count, 4 * size, most_singly
+                continue
+            if block.row is None and count > 2 * most_singly:
+                size = count // 2
+                continue
+            if block.row is not None and block.row > most_singly:
+                # Read the rows before the bad one with Arrow, and then the bad one by itself.
+                size, bad = block.row, position + block.row
+                continue
             # The bad row is near, or the piece small: read rows one by one, and more next time.
-            end = min(position + max(singly, (row or 0) + 1), stop)
+            count = min(max(singly, (block.row or 0) + 1), stop - position)
             size, singly = max(2 * most_singly, size // 2), 2 * singly
-        yield parse_rows(fields, values.slice(position, end - position).to_pylist())
-        position = end
+        yield parse_rows(fields, values.slice(position, count).to_pylist())
+        position += count
 
 
 def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _ParseFailure:

@@ -161,7 +161,8 @@ def _convert(values: list[Any], target: pa.DataType) -> Converted:
         converted = keep(pa.array([null_on_error(read_scalar, value) for value in values], target))
     if not converted.column.null_count:
         return converted
-    lost = to_mask(converted.column.is_null()) & np.array([v is not None for v in values], np.bool_)
+    was_given = np.array([value is not None for value in values], np.bool_)
+    lost = to_mask(converted.column.is_null()) & was_given
     return Converted(converted.column, converted.bad | lost)
 
 
