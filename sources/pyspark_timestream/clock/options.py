@@ -53,6 +53,8 @@ from pyspark_timestream.core.options import (
 )
 from pyspark_timestream.errors import OptionError
 
+# -- the clock and its ticks -----------------------------------------------------------------------
+
 BLOCK_TICKS: Final = 1 << 16
 """Compute this many ticks at a time, and pass them to Spark as one block."""
 
@@ -251,6 +253,8 @@ def cut_evenly(start_inclusive: int, end_exclusive: int, count: int) -> list[tup
     return list(pairwise(edges)) if count else []
 
 
+# -- the descriptor --------------------------------------------------------------------------------
+
 CARRIED_OPTIONS: Final = ("transport", "timeZero", "delay", "period", "maxCount", "overflow")
 """A descriptor can carry these options, so they conflict with option `descriptor`."""
 
@@ -404,6 +408,8 @@ def _descriptor_error(problem: str, next_step: str) -> OptionError:
 def _to_json(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)
 
+
+# -- the options -----------------------------------------------------------------------------------
 
 _MAX_EXPONENT: Final = 30
 

@@ -1,6 +1,7 @@
 """What belongs to a process, in both packages: its end, its forks, its clock, and its libraries.
 
 - `end_quietly` ends a command without a traceback.
+- `read_wall_clock` reads the clock; `leave_out_pandas` saves a process the import of pandas.
 - `ProcessLock` and `begin_in_forks` begin anew in a forked process; `lazy` holds no lock at all.
 - `EndRequests` asks a stream to end. Spark runs a stream's reader in a separate process beside the
   driver, and gives the program that started the query no way to reach it. Both run on one machine,
@@ -129,7 +130,7 @@ def _is_ended_by_interrupts() -> bool:
     return is_main and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
 
 
-# -- the clock, and an import that is left out -----------------------------------------------------
+# -- the wall clock, and pandas, which is left out -------------------------------------------------
 
 
 def read_wall_clock() -> int:

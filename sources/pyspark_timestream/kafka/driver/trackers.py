@@ -218,9 +218,8 @@ class CtiImporter:
             self._idle_tracker.resume(self._topic.partitions)
         topic = self._topic
         recreated = self._refresh_partitions(now_us)
-        last_positions = topic.positions
         readable_ends = self._broker.ends(self._partitions)
-        if not readable_ends and not last_positions:
+        if not readable_ends and not topic.partitions:
             raise OptionError(
                 "ctiImport",
                 f"topic '{(self._options.subscribe or ('',))[0]}' does not exist",
@@ -228,11 +227,9 @@ class CtiImporter:
                 "create it",
             )
         topic = self._update_idle(topic, readable_ends, now_us)
-        ends = self._apply_bounds(
-            self._keep_missing(readable_ends, last_positions, recreated, now_us), last_positions
-        )
-        if ends != last_positions or recreated:
-            topic = self._read_all(topic, last_positions, ends, recreated)
+        ends = self._find_ends(topic.positions, readable_ends, recreated, now_us)
+        if ends != topic.positions or recreated:
+            topic = self._read_all(topic, ends, recreated)
         self._topic = replace(
             topic, cti_us=merge_topic_cti(topic.partitions.values(), topic.cti_us)
         )
@@ -257,16 +254,12 @@ class CtiImporter:
         return replace(topic, partitions=partitions)
 
     def _read_all(
-        self,
-        topic: ImportedTopic,
-        last_positions: Mapping[Partition, int],
-        ends: Mapping[Partition, int],
-        recreated: frozenset[str],
+        self, topic: ImportedTopic, ends: Mapping[Partition, int], recreated: frozenset[str]
     ) -> ImportedTopic:
         """Read all partitions, new ones included, up to `ends`."""
         earliest = self._broker.earliest(ends)
         positions, losses = reconcile(
-            last_positions,
+            topic.positions,
             earliest,
             ends,
             fail_on_data_loss=self._options.fail_on_data_loss,
@@ -282,7 +275,7 @@ class CtiImporter:
         starts |= {
             partition: _start_partition(topic, earliest[partition])
             for partition in ends
-            if partition not in last_positions and partition in earliest
+            if partition not in topic.partitions and partition in earliest
         }
         partitions = {
             partition: self._read_partition(partition, progress, ends[partition])
@@ -300,44 +293,41 @@ class CtiImporter:
         self.topic_ids = topic_ids or self.topic_ids
         return recreated
 
-    def _keep_missing(
+    def _find_ends(
         self,
-        ends: dict[Partition, int],
-        last_positions: Mapping[Partition, int],
+        positions: Mapping[Partition, int],
+        readable_ends: dict[Partition, int],
         recreated: Set[str],
         now_us: int,
     ) -> dict[Partition, int]:
-        """Add to `ends` the partitions that may only be missing for a moment."""
-        missing = last_positions.keys() - ends.keys()
+        """Return the ends to read to, within the bounds of this run.
+
+        A partition that may only be missing for a moment waits at its position.
+        """
+        missing = positions.keys() - readable_ends.keys()
         # A broker that no longer leads a partition may return an old end of its log.
         missing |= {
             partition
-            for partition, end in ends.items()
-            if end < last_positions.get(partition, 0) and partition.topic not in recreated
+            for partition, end in readable_ends.items()
+            if end < positions.get(partition, 0) and partition.topic not in recreated
         }
         # `now_us` is when we asked, and the answer may be slow: start counting at the second update
         # that finds the partition missing.
         before, grace_us = self._missing_since_us, LEADER_CHANGE_GRACE_S * 1_000_000
-        since_us = self._missing_since_us = {
+        self._missing_since_us = {
             partition: (before[partition] or now_us) if partition in before else None
             for partition in missing
         }
         waiting = {
-            partition for partition, us in since_us.items() if us is None or now_us - us < grace_us
+            partition: positions[partition]
+            for partition, since_us in self._missing_since_us.items()
+            if since_us is None or now_us - since_us < grace_us
         }
-        return ends | {partition: last_positions[partition] for partition in waiting}
-
-    def _apply_bounds(
-        self, readable_ends: dict[Partition, int], last_positions: Mapping[Partition, int]
-    ) -> dict[Partition, int]:
-        """Limit `readable_ends` to the bounds of this run.
-
-        If a partition was briefly missing when the run began, do not read it past its last
-        position.
-        """
         if self._bounds is None:
-            return readable_ends
-        return limit_ends(readable_ends, _raise_to_positions(self._bounds, last_positions), {})
+            return readable_ends | waiting
+        # A partition that was missing when the run began has a bound below its position.
+        bounds = _raise_to_positions(self._bounds, positions)
+        return limit_ends(readable_ends | waiting, bounds, {})
 
     def _read_partition(
         self, partition: Partition, progress: ImportedPartition, end: int

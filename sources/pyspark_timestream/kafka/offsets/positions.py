@@ -501,6 +501,7 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
         partition: ends.get(partition, position) - position
         for partition, position in positions.items()
     }
+    # A small backlog that the batch reads anyway is not worth the waiting of others.
     fits_limit = limit is None or sum(max(size, 0) for size in backlog.values()) <= limit
     least_backlog = MIN_READ if fits_limit else 0
     aligned = [partition for partition, size in backlog.items() if size > least_backlog]
@@ -509,11 +510,10 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
     paces = {partition: _find_pace(state, partition, skew) for partition in aligned}
     times = {partition: pace.find_steady_time(skew.us) for partition, pace in paces.items()}
     least_us = min((us for us in times.values() if us is not None), default=None)
-    if least_us is None:
-        return Alignment(
-            None, {partition: pace.estimate(None) for partition, pace in paces.items()}
-        )
-    bound_us = least_us + skew.us
+    bound_us = None if least_us is None else least_us + skew.us
+    estimates = {partition: pace.estimate(bound_us) for partition, pace in paces.items()}
+    if bound_us is None:
+        return Alignment(None, estimates)
     slowest = frozenset(partition for partition, us in times.items() if us == least_us)
     ahead = {
         partition
@@ -523,7 +523,6 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
         # A partition without a CTI must not wait: until it has one, the stream has none.
         and (skew.delay_us is None or state.find_clock(partition).cti_us is not None)
     }
-    estimates = {partition: pace.estimate(bound_us) for partition, pace in paces.items()}
     return Alignment(bound_us, estimates, frozenset(ahead) - slowest, slowest)
 
 
