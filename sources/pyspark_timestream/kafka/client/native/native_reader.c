@@ -1,9 +1,9 @@
 /* Takes Kafka records from a librdkafka consumer queue straight into Arrow buffers.
  *
- * One process may have many readers; one native_reader serves one thread at a time. librdkafka is not
- * linked: `native_open` is handed its public functions, so this file needs no header of it. The
- * buffers of a block belong to the caller, who frees each with `native_release`; a call that fails
- * leaves none behind. Layouts are those of rdkafka.h and of Arrow's columnar format.
+ * One process may have many readers; each serves one thread at a time. librdkafka is not linked:
+ * `native_open` is handed its public functions, so this file needs no header of it. The buffers of
+ * a block belong to the caller, who frees each with `native_release`; a call that fails leaves none
+ * behind. Layouts are those of rdkafka.h and of Arrow's columnar format.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -149,10 +149,10 @@ static inline int push_valid(buffer *valid, int64_t row, int is_valid) {
 
 /* Append a value to a column; a null has no `bytes`, an empty value has some and no size. */
 static inline int push_value(column *to, const void *bytes, size_t size) {
-  int said;
+  int code;
   if (bytes && size > (size_t)INT32_MAX) return TOO_LARGE;
-  if ((said = push_valid(&to->valid, to->rows, bytes != NULL))) return said;
-  if (bytes && (said = push(&to->data, bytes, (int64_t)size))) return said;
+  if ((code = push_valid(&to->valid, to->rows, bytes != NULL))) return code;
+  if (bytes && (code = push(&to->data, bytes, (int64_t)size))) return code;
   to->nulls += bytes == NULL;
   to->rows++;
   return push_start(&to->starts, to->data.used);
@@ -160,94 +160,96 @@ static inline int push_value(column *to, const void *bytes, size_t size) {
 
 /* -- one record ---------------------------------------------------------------------------- */
 
-static int push_headers(const native_reader *g, block *to, const message *record) {
+static int push_headers(const native_reader *reader, block *to, const message *record) {
   void *headers = NULL;
-  int has = g->kafka.message_headers(record, &headers) == 0 && headers, said;
+  int has = reader->kafka.message_headers(record, &headers) == 0 && headers, code;
   const char *name;
   const void *value;
   size_t size;
-  if ((said = push_valid(&to->header_valid, to->rows, has))) return said;
+  if ((code = push_valid(&to->header_valid, to->rows, has))) return code;
   to->header_nulls += !has;
-  for (size_t n = 0; has && g->kafka.header_get_all(headers, n, &name, &value, &size) == 0; n++) {
+  for (size_t n = 0; has; n++) {
+    if (reader->kafka.header_get_all(headers, n, &name, &value, &size) != 0) break;
     for (const char *c = name; *c; c++) to->names_beyond_ascii |= *c & 0x80;
-    if ((said = push_value(&to->header_names, name, strlen(name)))) return said;
-    if ((said = push_value(&to->header_values, value, size))) return said;
+    if ((code = push_value(&to->header_names, name, strlen(name)))) return code;
+    if ((code = push_value(&to->header_values, value, size))) return code;
   }
   return push_start(&to->header_starts, to->header_names.rows);
 }
 
-static int push_record(const native_reader *g, block *to, const message *record, uint32_t needs) {
-  int said;
-  if ((said = push(&to->offsets, &record->offset, sizeof record->offset))) return said;
+static int push_record(const native_reader *reader, block *to, const message *record,
+                       uint32_t needs) {
+  int code;
+  if ((code = push(&to->offsets, &record->offset, sizeof record->offset))) return code;
   if (needs & NEEDS_STAMPS) {
     int type = 0;
-    int64_t stamp = g->kafka.message_timestamp(record, &type);
+    int64_t stamp = reader->kafka.message_timestamp(record, &type);
     int32_t spark_type = type - 1;
     if (type <= 0) stamp = -1;
-    if ((said = push(&to->stamps, &stamp, sizeof stamp))) return said;
-    if ((said = push(&to->stamp_types, &spark_type, sizeof spark_type))) return said;
+    if ((code = push(&to->stamps, &stamp, sizeof stamp))) return code;
+    if ((code = push(&to->stamp_types, &spark_type, sizeof spark_type))) return code;
   }
-  if (needs & NEEDS_KEYS && (said = push_value(&to->keys, record->key, record->key_len)))
-    return said;
-  if (needs & NEEDS_VALUES && (said = push_value(&to->values, record->payload, record->len)))
-    return said;
-  if (needs & NEEDS_HEADERS && (said = push_headers(g, to, record))) return said;
+  if (needs & NEEDS_KEYS && (code = push_value(&to->keys, record->key, record->key_len)))
+    return code;
+  if (needs & NEEDS_VALUES && (code = push_value(&to->values, record->payload, record->len)))
+    return code;
+  if (needs & NEEDS_HEADERS && (code = push_headers(reader, to, record))) return code;
   to->rows++;
   return DONE;
 }
 
 /* -- blocks -------------------------------------------------------------------------------- */
 
-static void drop_block(block *it) {
-  column *columns[] = {&it->keys, &it->values, &it->header_names, &it->header_values};
-  native_release(it->offsets.at);
-  native_release(it->stamps.at);
-  native_release(it->stamp_types.at);
-  native_release(it->header_starts.at);
-  native_release(it->header_valid.at);
+static void drop_block(block *to) {
+  column *columns[] = {&to->keys, &to->values, &to->header_names, &to->header_values};
+  native_release(to->offsets.at);
+  native_release(to->stamps.at);
+  native_release(to->stamp_types.at);
+  native_release(to->header_starts.at);
+  native_release(to->header_valid.at);
   for (size_t n = 0; n < sizeof columns / sizeof *columns; n++) {
     native_release(columns[n]->starts.at);
     native_release(columns[n]->data.at);
     native_release(columns[n]->valid.at);
   }
-  memset(it, 0, sizeof *it);
+  memset(to, 0, sizeof *to);
 }
 
-static int begin_block(block *it, int64_t position, uint32_t needs) {
-  int said = DONE;
-  memset(it, 0, sizeof *it);
-  it->reached = position;
-  if (needs & NEEDS_KEYS) said |= push_start(&it->keys.starts, 0);
-  if (needs & NEEDS_VALUES) said |= push_start(&it->values.starts, 0);
+static int begin_block(block *to, int64_t position, uint32_t needs) {
+  int code = DONE;
+  memset(to, 0, sizeof *to);
+  to->reached = position;
+  if (needs & NEEDS_KEYS) code |= push_start(&to->keys.starts, 0);
+  if (needs & NEEDS_VALUES) code |= push_start(&to->values.starts, 0);
   if (needs & NEEDS_HEADERS) {
-    said |= push_start(&it->header_starts, 0);
-    said |= push_start(&it->header_names.starts, 0);
-    said |= push_start(&it->header_values.starts, 0);
+    code |= push_start(&to->header_starts, 0);
+    code |= push_start(&to->header_names.starts, 0);
+    code |= push_start(&to->header_values.starts, 0);
   }
-  return said;
+  return code;
 }
 
 /* A header costs two starts at least, though its name may be empty and its value a null. */
-static int64_t bytes_of(const block *it) {
-  return it->keys.data.used + it->values.data.used + it->header_names.data.used +
-         it->header_values.data.used + 2 * (int64_t)sizeof(int32_t) * it->header_names.rows;
+static int64_t bytes_of(const block *to) {
+  return to->keys.data.used + to->values.data.used + to->header_names.data.used +
+         to->header_values.data.used + 2 * (int64_t)sizeof(int32_t) * to->header_names.rows;
 }
 
-static const char *topic_of(const native_reader *g, const message *it) {
-  return it->topic ? g->kafka.topic_name(it->topic) : "";
+static const char *topic_of(const native_reader *reader, const message *record) {
+  return record->topic ? reader->kafka.topic_name(record->topic) : "";
 }
 
-static int is_aimed_at(const native_reader *g, const message *it) {
-  const char *topic = topic_of(g, it);
-  return it->partition == g->partition && topic && strcmp(topic, g->topic) == 0;
+static int is_aimed_at(const native_reader *reader, const message *record) {
+  const char *topic = topic_of(reader, record);
+  return record->partition == reader->partition && topic && strcmp(topic, reader->topic) == 0;
 }
 
-static void note_problem(const native_reader *g, block *to, const message *it) {
-  to->problem = it->err;
-  to->problem_partition = it->partition;
-  to->problem_offset = it->offset;
-  copy_text(to->problem_topic, TOPIC_SIZE, topic_of(g, it));
-  copy_text(to->problem_text, TEXT_SIZE, g->kafka.message_errstr(it));
+static void note_problem(const native_reader *reader, block *to, const message *record) {
+  to->problem = record->err;
+  to->problem_partition = record->partition;
+  to->problem_offset = record->offset;
+  copy_text(to->problem_topic, TOPIC_SIZE, topic_of(reader, record));
+  copy_text(to->problem_text, TEXT_SIZE, reader->kafka.message_errstr(record));
 }
 
 /* -- what brokers send --------------------------------------------------------------------- */
@@ -296,12 +298,14 @@ counter *native_count(int (*add_on_new)(void *conf, const char *name, on_new *, 
   return NULL;
 }
 
-int64_t native_counted(const counter *it) { return __atomic_load_n(&it->bytes, __ATOMIC_RELAXED); }
+int64_t native_counted(const counter *from) {
+  return __atomic_load_n(&from->bytes, __ATOMIC_RELAXED);
+}
 
 /* Only when the client is destroyed. */
-void native_uncount(counter *it) { free(it); }
+void native_uncount(counter *from) { free(from); }
 
-/* -- the native_reader ---------------------------------------------------------------------------- */
+/* -- the reader ---------------------------------------------------------------------------- */
 
 static int64_t now_ms(void) {
   struct timespec now;
@@ -311,65 +315,67 @@ static int64_t now_ms(void) {
 
 /* The next message; NULL when none came until `deadline_ms`. It waits for one message only, never
  * for a full batch: what is there is worth delivering. */
-static message *take(native_reader *g, int64_t deadline_ms) {
-  if (g->next >= g->count) {
-    g->next = 0;
-    g->count = g->kafka.consume_batch_queue(g->queue, 0, g->taken, TAKEN_AT_ONCE);
-    int64_t left = g->count > 0 ? 0 : deadline_ms - now_ms();
-    if (left > 0) g->count = g->kafka.consume_batch_queue(g->queue, (int)left, g->taken, 1);
+static message *take(native_reader *reader, int64_t deadline_ms) {
+  const librdkafka *kafka = &reader->kafka;
+  if (reader->next >= reader->count) {
+    reader->next = 0;
+    reader->count = kafka->consume_batch_queue(reader->queue, 0, reader->taken, TAKEN_AT_ONCE);
+    int left_ms = reader->count > 0 ? 0 : (int)(deadline_ms - now_ms());
+    if (left_ms > 0)
+      reader->count = kafka->consume_batch_queue(reader->queue, left_ms, reader->taken, 1);
   }
-  return g->next < g->count ? g->taken[g->next++] : NULL;
+  return reader->next < reader->count ? reader->taken[reader->next++] : NULL;
 }
 
-static void drop_taken(native_reader *g) {
-  while (g->next < g->count) g->kafka.message_destroy(g->taken[g->next++]);
+static void drop_taken(native_reader *reader) {
+  while (reader->next < reader->count) reader->kafka.message_destroy(reader->taken[reader->next++]);
 }
 
-/* A native_reader over `queue`, or NULL without memory. `functions` has librdkafka's in their order. */
+/* A reader over `queue`, or NULL without memory. `functions` has librdkafka's in their order. */
 native_reader *native_open(const librdkafka *functions, void *queue) {
-  native_reader *g = calloc(1, sizeof *g);
-  if (!g) return NULL;
-  g->kafka = *functions;
-  g->queue = queue;
-  return g;
+  native_reader *reader = calloc(1, sizeof *reader);
+  if (!reader) return NULL;
+  reader->kafka = *functions;
+  reader->queue = queue;
+  return reader;
 }
 
 /* From now on the queue is about this partition; what was taken for another is dropped. */
-void native_aim(native_reader *g, const char *topic, int32_t partition) {
-  drop_taken(g);
-  copy_text(g->topic, TOPIC_SIZE, topic);
-  g->partition = partition;
+void native_aim(native_reader *reader, const char *topic, int32_t partition) {
+  drop_taken(reader);
+  copy_text(reader->topic, TOPIC_SIZE, topic);
+  reader->partition = partition;
 }
 
 /* Fill `to` with records from `position` until `end` (exclusive), `most` records, about
  * `most_bytes` of data, a problem, or `wait_ms` without being done, whichever comes first.
  * Returns DONE, or NO_MEMORY or TOO_LARGE (a column of more than 2 GiB) with nothing in `to`. */
-int native_read(native_reader *g, int64_t position, int64_t end, int64_t most, int64_t most_bytes,
-                int32_t wait_ms, uint32_t needs, block *to) {
+int native_read(native_reader *reader, int64_t position, int64_t end, int64_t most,
+                int64_t most_bytes, int32_t wait_ms, uint32_t needs, block *to) {
   int64_t deadline_ms = now_ms() + wait_ms;
-  int said = begin_block(to, position, needs);
-  message *it;
-  while (said == DONE && to->reached < end && to->rows < most && bytes_of(to) < most_bytes &&
-         !to->problem && (it = take(g, deadline_ms))) {
-    if (it->err == PARTITION_EOF) {
-      if (is_aimed_at(g, it) && it->offset > to->reached) to->reached = it->offset;
-    } else if (it->err) {
-      note_problem(g, to, it);
-    } else if (it->offset >= end) {
+  int code = begin_block(to, position, needs);
+  message *record;
+  while (code == DONE && to->reached < end && to->rows < most && bytes_of(to) < most_bytes &&
+         !to->problem && (record = take(reader, deadline_ms))) {
+    if (record->err == PARTITION_EOF) {
+      if (is_aimed_at(reader, record) && record->offset > to->reached) to->reached = record->offset;
+    } else if (record->err) {
+      note_problem(reader, to, record);
+    } else if (record->offset >= end) {
       to->reached = end;
-    } else if (it->offset >= to->reached) {
-      said = push_record(g, to, it, needs);
-      to->reached = it->offset + 1;
+    } else if (record->offset >= to->reached) {
+      code = push_record(reader, to, record, needs);
+      to->reached = record->offset + 1;
     }
-    if (!it->err) to->inflated += (int64_t)(it->len + it->key_len);
-    g->kafka.message_destroy(it);
+    if (!record->err) to->inflated += (int64_t)(record->len + record->key_len);
+    reader->kafka.message_destroy(record);
   }
-  if (said != DONE) drop_block(to);
-  return said;
+  if (code != DONE) drop_block(to);
+  return code;
 }
 
-void native_close(native_reader *g) {
-  if (!g) return;
-  drop_taken(g);
-  free(g);
+void native_close(native_reader *reader) {
+  if (!reader) return;
+  drop_taken(reader);
+  free(reader);
 }
