@@ -427,41 +427,38 @@ def draw_time_axis(
         bottom: the y of its line; 32 pixels below it are needed.
         width: the width of the picture, which no label leaves.
     """
-    end = -1.0
+
+    def draw_label(text: str, x: float, below: int, **attributes: float) -> str:
+        return svg(
+            "text",
+            text,
+            x=format_pixel(x),
+            y=format_pixel(bottom + below),
+            text_anchor="middle",
+            **attributes,
+        )
+
     line = f"M{format_pixel(ends[0])},{format_pixel(bottom)}H{format_pixel(ends[1])}"
     yield svg("path", d=line, stroke="currentColor", stroke_opacity=0.5)
     tick_xs = [to_x(tick.us) for tick in ticks]
-    contexts = [x for x, tick in zip(tick_xs, ticks, strict=True) if tick.context]
+    context_xs = [x for x, tick in zip(tick_xs, ticks, strict=True) if tick.context]
+    contexts_end = -1.0
     for x, tick in zip(tick_xs, ticks, strict=True):
         mark = f"M{format_pixel(x)},{format_pixel(bottom)}v4"
         yield svg("path", d=mark, stroke="currentColor", stroke_opacity=0.5)
         half_width = text_width(tick.label) / 2
-        x_label = min(max(x, half_width), width - half_width)
-        yield svg(
-            "text",
-            tick.label,
-            x=format_pixel(x_label),
-            y=format_pixel(bottom + 17),
-            text_anchor="middle",
-        )
+        yield draw_label(tick.label, min(max(x, half_width), width - half_width), 17)
         if not tick.context:
             continue
         half_width = text_width(tick.context) / 2
-        after = [next_x for next_x in contexts if next_x > x]
+        next_x = next((later for later in context_xs if later > x), math.inf)
         # The first context yields to the next one, where a day or a year begins.
-        if x == contexts[0] and after and after[0] - x < 2 * half_width + 8:
+        if x == context_xs[0] and next_x - x < 2 * half_width + 8:
             continue
-        x_context = min(max(x, half_width), width - half_width)
-        if x_context - half_width > end:
-            yield svg(
-                "text",
-                tick.context,
-                x=format_pixel(x_context),
-                y=format_pixel(bottom + 32),
-                text_anchor="middle",
-                fill_opacity=FAINT,
-            )
-            end = x_context + half_width + 8
+        middle = min(max(x, half_width), width - half_width)
+        if middle - half_width > contexts_end:
+            yield draw_label(tick.context, middle, 32, fill_opacity=FAINT)
+            contexts_end = middle + half_width + 8
 
 
 # -- lanes of clocks -------------------------------------------------------------------------------

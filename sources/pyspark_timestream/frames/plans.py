@@ -223,6 +223,10 @@ def _read_id(attribute: Any) -> str:
     return str(attribute.exprId().toString())
 
 
+def _list_output_ids(plan: Any) -> list[str]:
+    return [_read_id(attribute) for attribute in _iterate(plan.output())]
+
+
 class ClassicOperator:
     """An operator of a classic plan, and all operators below it.
 
@@ -278,10 +282,8 @@ class ClassicOperator:
             for expression in _iterate(getattr(self.plan, _EXPRESSIONS[self.name])()):
                 if _read_id(expression) == column:
                     return [(0, _read_id(used)) for used in _iterate(expression.references())]
-        input_ids = [
-            [_read_id(attribute) for attribute in _iterate(c.output())] for c in self._children
-        ]
-        output_ids = [_read_id(attribute) for attribute in _iterate(self.plan.output())]
+        input_ids = [_list_output_ids(child) for child in self._children]
+        output_ids = _list_output_ids(self.plan)
         if self.name in (UNION, "CTERelationRef") and column in output_ids:
             return [(index, ids[output_ids.index(column)]) for index, ids in enumerate(input_ids)]
         same = [(index, column) for index, ids in enumerate(input_ids) if column in ids]
@@ -314,10 +316,10 @@ class ClassicOperator:
                     is_column = str(expression.getClass().getSimpleName()) == "AttributeReference"
                     return _read_id(expression) if is_column else None
             return None
-        output_ids = [_read_id(attribute) for attribute in _iterate(self.plan.output())]
+        output_ids = _list_output_ids(self.plan)
         if not self._children:
             return column if column in output_ids else None
-        input_ids = [_read_id(attribute) for attribute in _iterate(self._children[index].output())]
+        input_ids = _list_output_ids(self._children[index])
         if self.name in (UNION, "CTERelationRef"):
             return input_ids[output_ids.index(column)] if column in output_ids else None
         return column if column in input_ids else None

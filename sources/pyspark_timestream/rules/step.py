@@ -445,18 +445,21 @@ def _add_clues(
             newest_lead = _find_leads(delay_us, result, record_us, slice(-1, None))
             clues = clues._replace(lead_us=int(newest_lead[0]) or None)
         return clues
+    # The lead of the CTI before the block, and of each CTI in it; a late row has that in force.
     leads = np.append(clues.lead_us or 0, _find_leads(delay_us, result, record_us, slice(None)))
     is_ahead = leads[np.searchsorted(result.cti_index, late_rows)] > 0
     late_us = times[late_rows]
-    gaps = (result.in_force_us[late_rows] - late_us)[~is_ahead]
+    late_by_us = (result.in_force_us[late_rows] - late_us)[~is_ahead]
+    # A late row is misplaced if it is further than the delay before an earlier late row.
     highest = np.maximum.accumulate(np.append(instant_or_sentinel(clues.behind_us), late_us))
-    floor = np.where(highest[:-1] == NEVER, MIN_US, highest[:-1]) - max(delay_us, 0)
+    earlier = highest[:-1]
+    floor = np.where(earlier == NEVER, MIN_US, earlier) - max(delay_us, 0)
     return clues._replace(
         lead_us=int(leads[-1]) or None,
         ahead=clues.ahead + _count(is_ahead),
         behind_us=int(highest[-1]),
         misplaced=clues.misplaced + _count(late_us < floor),
-        most_late_us=max(clues.most_late_us, int(gaps.max(initial=0))),
+        most_late_us=max(clues.most_late_us, int(late_by_us.max(initial=0))),
     )
 
 

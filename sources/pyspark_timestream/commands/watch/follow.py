@@ -760,19 +760,8 @@ def _arrange(nodes: _Nodes, hops: _Hops) -> Chain:
         for source, target in hops:
             levels[target] = min(max(levels[target], levels[source] + 1), len(nodes))
     ordered: list[_Key] = []
-    for level in sorted(set(levels.values())):  # Near their sources, so that few lines cross.
-        level_keys = [key for key in nodes if levels[key] == level]
-        rows = {
-            key: [
-                ordered.index(source)
-                for source, target in hops
-                if target == key and source in ordered
-            ]
-            for key in level_keys
-        }
-        ordered += sorted(
-            level_keys, key=lambda key: (sum(rows[key]) / max(len(rows[key]), 1), key)
-        )
+    for level in sorted(set(levels.values())):
+        ordered += _order_level([key for key in nodes if levels[key] == level], ordered, hops)
     indexes = {key: index for index, key in enumerate(ordered)}
     chain_hops = [
         Hop(indexes[source], indexes[target], _measure_hop(nodes[source].cti_us, reached_us))
@@ -781,6 +770,16 @@ def _arrange(nodes: _Nodes, hops: _Hops) -> Chain:
     return Chain(
         tuple(nodes[key]._replace(level=levels[key]) for key in ordered), tuple(sorted(chain_hops))
     )
+
+
+def _order_level(keys: Sequence[_Key], before: Sequence[_Key], hops: _Hops) -> list[_Key]:
+    """Order the nodes of a level by their sources' middle, so that few lines cross."""
+    middles: dict[_Key, float] = {}
+    for key in keys:
+        # In a circle a source may come later.
+        rows = [before.index(source) for source, end in hops if end == key and source in before]
+        middles[key] = sum(rows) / max(len(rows), 1)
+    return sorted(keys, key=lambda key: (middles[key], key))
 
 
 def _measure_hop(ahead_us: int | None, reached_us: int | None) -> int | None:

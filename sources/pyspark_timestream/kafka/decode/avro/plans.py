@@ -455,37 +455,41 @@ class _Resolver:
         return defined["name"].split(".")[-1] not in {name.split(".")[-1] for name in names}
 
     def _read_record(self, schema: Schema, requested: RequestedType) -> Record:
-        writer_names = {writer_field["name"] for writer_field in schema["fields"]}
-        aliases = _list_aliases(requested.schema)
+        indexes = _match_fields(schema, requested)
         types = {field_.name: field_.inner.type for field_ in requested.fields}
-        indexes: dict[str, int] = {}
-        defaults: dict[int, pa.Array] = {}
-        missing: list[int] = []
-        for index, field_ in enumerate(requested.fields):
-            names = [
-                field_.name,
-                *(alias for alias, name in aliases.items() if name == field_.name),
-            ]
-            shared = [name for name in names if name in writer_names]
-            if shared:
-                indexes[shared[0]] = index
-            elif (default := _read_default(field_)) is not None:
-                defaults[index] = default
-            else:
-                missing.append(index)
         fields = []
         for writer_field in schema["fields"]:
-            number = indexes.get(writer_field["name"])
-            if number is None:
-                fields.append(RecordField(self.skip(writer_field["type"]), None))
+            name, written = writer_field["name"], writer_field["type"]
+            index = indexes.get(name)
+            if index is None:
+                fields.append(RecordField(self.skip(written), None))
                 continue
-            read_as_ = requested.fields[number]
-            step = self.read(
-                f"field '{writer_field['name']}'", writer_field["type"], read_as_.inner
-            )
-            types[read_as_.name] = step.type
-            fields.append(RecordField(step, number))
+            field_ = requested.fields[index]
+            step = self.read(f"field '{name}'", written, field_.inner)
+            types[field_.name] = step.type
+            fields.append(RecordField(step, index))
+        defaults: dict[int, pa.Array] = {}
+        missing: list[int] = []
+        for index in sorted(set(range(len(requested.fields))) - set(indexes.values())):
+            default = _read_default(requested.fields[index])
+            if default is None:
+                missing.append(index)
+            else:
+                defaults[index] = default
         return Record(tuple(fields), pa.struct(list(types.items())), defaults, tuple(missing))
+
+
+def _match_fields(schema: Schema, requested: RequestedType) -> dict[str, int]:
+    """Return by the writer's name of a field its index in the requested ones, also by aliases."""
+    writer_names = {writer_field["name"] for writer_field in schema["fields"]}
+    aliases = _list_aliases(requested.schema)
+    indexes: dict[str, int] = {}
+    for index, field_ in enumerate(requested.fields):
+        names = [field_.name, *(alias for alias, name in aliases.items() if name == field_.name)]
+        shared = next((name for name in names if name in writer_names), None)
+        if shared is not None:
+            indexes[shared] = index
+    return indexes
 
 
 def _widen(requested: RequestedType, writer_schemas: Iterable[Schema]) -> RequestedType:
