@@ -192,10 +192,8 @@ class Folding:
             names = names.take(pa.array(np.searchsorted(begins, changes, "right") - 1))
             begins = changes
         us = to_int64(to_array(events["timestamp"]))
-        low, high = None, None
-        if limits is not None:
-            low, high = limits(names)
-        segment, starts, runs = find_runs(us, begins, self._downsampling.buckets, low, high)
+        requested = None if limits is None else limits(names)
+        segment, starts, runs = _find_runs(us, begins, self._downsampling.buckets, requested)
         series = names.take(pa.array(segment))
         group = series if tag is None else tag.take(pa.array(runs.first))
         if self._downsampling.group is None:
@@ -292,12 +290,11 @@ class Merger:
         return self._folding.merge(self._pending) if self._pending else None
 
 
-def find_runs(
+def _find_runs(
     us: Int64Array,
     begins: Int64Array,
     buckets: Buckets,
-    low: Int64Array | None = None,
-    high: Int64Array | None = None,
+    requested: tuple[Int64Array, Int64Array] | None,
 ) -> tuple[Int64Array, Int64Array, Runs]:
     """Return the segment, the bucket's start and the rows of each run.
 
@@ -305,19 +302,17 @@ def find_runs(
         us: the time of each row.
         begins: the row where each segment begins; a segment is a series, for example.
         buckets: the buckets.
-        low: the first requested time of each segment; None for all times.
-        high: the last one, inclusive.
+        requested: the first and the last requested time of each segment; None for all times.
     """
-    runs = _search_runs(us, begins, buckets, low, high)
-    return _walk_runs(us, begins, buckets, low, high) if runs is None else runs
+    runs = _search_runs(us, begins, buckets, requested)
+    return _walk_runs(us, begins, buckets, requested) if runs is None else runs
 
 
 def _search_runs(
     us: Int64Array,
     begins: Int64Array,
     buckets: Buckets,
-    low: Int64Array | None,
-    high: Int64Array | None,
+    requested: tuple[Int64Array, Int64Array] | None,
 ) -> tuple[Int64Array, Int64Array, Runs] | None:
     """Find the runs of a few long segments by searching their times; None if that is not possible.
 
@@ -332,8 +327,8 @@ def _search_runs(
         return None
     ends = np.append(begins[1:], len(us))
     lows, highs = us[begins], us[ends - 1]
-    if low is not None and high is not None:
-        lows, highs = np.maximum(lows, low), np.minimum(highs, high)
+    if requested is not None:
+        lows, highs = np.maximum(lows, requested[0]), np.minimum(highs, requested[1])
     is_requested = lows <= highs
     if not is_requested.any():
         none = np.empty(0, np.int64)
@@ -361,17 +356,18 @@ def _walk_runs(
     us: Int64Array,
     begins: Int64Array,
     buckets: Buckets,
-    low: Int64Array | None,
-    high: Int64Array | None,
+    requested: tuple[Int64Array, Int64Array] | None,
 ) -> tuple[Int64Array, Int64Array, Runs]:
     starts = buckets.starts(us)
     segment = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(us)))
-    if low is None or high is None:
+    if requested is None:
         first_rows, sizes = find_number_runs(starts, segment)
     else:
+        low, high = requested
         is_requested = (us >= low[segment]) & (us <= high[segment])
         first_rows, sizes = find_number_runs(starts, segment, is_requested)
-        first_rows, sizes = first_rows[is_requested[first_rows]], sizes[is_requested[first_rows]]
+        is_needed = is_requested[first_rows]
+        first_rows, sizes = first_rows[is_needed], sizes[is_needed]
     return segment[first_rows], starts[first_rows], Runs(first_rows, sizes)
 
 

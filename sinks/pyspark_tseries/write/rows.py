@@ -21,7 +21,7 @@ from pyspark_timestream.core.arrow import is_any_binary, is_any_text, split_cti_
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
-from pyspark_tseries.model.arrays import Int64Array, expand_ranges
+from pyspark_tseries.model.arrays import Int64Array
 from pyspark_tseries.model.columns import (
     EVENT_FIELDS,
     INSTANT,
@@ -443,7 +443,7 @@ def _hash_text(column: pa.Array) -> Hashes:
     sizes = np.diff(bounds)
     word_counts = (sizes + 7) >> 3
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(word_counts)])
-    words = _read_words(text_bytes, bounds[:-1] - bounds[0], word_counts)
+    words = _read_words(text_bytes, bounds[:-1] - bounds[0], offsets)
     # Clear the bytes of each last word that belong to the next text.
     has_words = word_counts > 0
     surplus_bits = (8 * (8 * word_counts - sizes)[has_words]).astype(np.uint64)
@@ -454,15 +454,18 @@ def _hash_text(column: pa.Array) -> Hashes:
 
 
 def _read_words(
-    text_bytes: npt.NDArray[np.uint8], begins: Int64Array, word_counts: Int64Array
+    text_bytes: npt.NDArray[np.uint8], begins: Int64Array, offsets: Int64Array
 ) -> Hashes:
-    """Return the words of eight bytes of each text, from its first byte on."""
+    """Return the words of eight bytes of each text, from its first byte on.
+
+    `begins` has the first byte of each text, and `offsets` the number of its first word.
+    """
     # Eight more bytes, so that a word may begin at any byte.
     padded = np.zeros(len(text_bytes) + 8, np.uint8)
     padded[:-8] = text_bytes
     word_at_byte = np.ndarray(len(padded) - 7, np.uint64, padded, strides=(1,))
-    positions = expand_ranges(np.zeros(len(begins), np.int64), word_counts)
-    words: Hashes = word_at_byte[np.repeat(begins, word_counts) + 8 * positions]
+    ahead = np.repeat(begins - 8 * offsets[:-1], np.diff(offsets))
+    words: Hashes = word_at_byte[8 * np.arange(offsets[-1]) + ahead]
     return words
 
 
