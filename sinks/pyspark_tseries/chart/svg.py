@@ -282,6 +282,16 @@ def _draw_head(panel: Panel, top: float, axis: NumberAxis | None = None) -> Iter
     yield svg("text", name, hint, x=_EDGE, y=format_pixel(top - 9), font_weight=600)
 
 
+def _draw_label(text: str, x: float, y: float, title: str = "", anchor: str = "end") -> str:
+    place = {"x": format_pixel(x), "y": format_pixel(y)}
+    return svg("text", text, title, **place, text_anchor=anchor, fill_opacity=FAINT)
+
+
+def _draw_grid_line(layout: _Layout, y: float) -> str:
+    path = f"M{format_pixel(layout.left)},{format_pixel(y)}H{format_pixel(layout.right)}"
+    return svg("path", d=path, stroke="currentColor", stroke_opacity=0.13)
+
+
 def _draw_times(layout: _Layout) -> Iterator[str]:
     def to_x(us: int) -> float:
         return float(layout.x(np.array([us], np.int64))[0])
@@ -291,14 +301,7 @@ def _draw_times(layout: _Layout) -> Iterator[str]:
 
 
 def _draw_nothing(layout: _Layout) -> Iterator[str]:
-    yield svg(
-        "text",
-        "no events",
-        x=layout.width // 2,
-        y=layout.top + 24,
-        text_anchor="middle",
-        fill_opacity=FAINT,
-    )
+    yield _draw_label("no events", layout.width // 2, layout.top + 24, anchor="middle")
 
 
 def _draw_notes(layout: _Layout) -> Iterator[str]:
@@ -330,27 +333,12 @@ def _draw_lines(
     yield from _draw_head(panel, top, None if panel.is_empty else axis)
     if panel.is_empty:
         middle = (layout.left + layout.right) / 2, (top + bottom) / 2
-        yield svg(
-            "text",
-            "no values",
-            x=format_pixel(middle[0]),
-            y=format_pixel(middle[1]),
-            text_anchor="middle",
-            fill_opacity=FAINT,
-        )
+        yield _draw_label("no values", *middle, anchor="middle")
         return
     for fraction, label in zip(axis.tick_fractions, axis.labels, strict=True):
         tick_y = bottom - fraction * (bottom - top)
-        grid = f"M{format_pixel(layout.left)},{format_pixel(tick_y)}H{format_pixel(layout.right)}"
-        yield svg("path", d=grid, stroke="currentColor", stroke_opacity=0.13)
-        yield svg(
-            "text",
-            label,
-            x=format_pixel(layout.left - 8),
-            y=format_pixel(tick_y + 4),
-            text_anchor="end",
-            fill_opacity=FAINT,
-        )
+        yield _draw_grid_line(layout, tick_y)
+        yield _draw_label(label, layout.left - 8, tick_y + 4)
     for line in panel.lines:
         if line.band is not None and len(line.band.us):
             d = _band_path(line.band, layout, y)
@@ -425,16 +413,17 @@ def _band_path(band: Band, layout: _Layout, y: _ToY) -> str:
     starts = np.flatnonzero(band.is_first).tolist()
     pieces = []
     for start, end in zip(starts, [*starts[1:], len(xs)], strict=True):
-        rows = range(start, end)
-        edges = [*xs[start + 1 : end].tolist(), float(stops[end - 1])]
+        # Each step goes to the next one, and the last to the end of its bucket.
+        ends = [*xs[start + 1 : end].tolist(), float(stops[end - 1])]
+        steps = list(zip(range(start, end), ends, strict=True))
         upper_edge = "".join(
-            f"{'M' if i == start else 'L'}{format_pixel(xs[i])},{format_pixel(high[i])}"
-            f"H{format_pixel(x)}"
-            for i, x in zip(rows, edges, strict=True)
+            f"{'M' if row == start else 'L'}{format_pixel(xs[row])},{format_pixel(high[row])}"
+            f"H{format_pixel(end_x)}"
+            for row, end_x in steps
         )
         lower_edge = "".join(
-            f"L{format_pixel(x)},{format_pixel(low[i])}H{format_pixel(xs[i])}"
-            for i, x in reversed(list(zip(rows, edges, strict=True)))
+            f"L{format_pixel(end_x)},{format_pixel(low[row])}H{format_pixel(xs[row])}"
+            for row, end_x in reversed(steps)
         )
         pieces.append(f"{upper_edge}{lower_edge}Z")
     return "".join(pieces)
@@ -572,17 +561,9 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
         yield from _draw_legend_line(line, colours, layout.left, top + number * _ROW)
     for number, track in enumerate(panel.tracks):
         y = top + (len(legend) + number) * _ROW
-        yield svg(
-            "text",
-            _cut_track_name(track, layout.width),
-            svg("title", track.name),
-            x=format_pixel(layout.left - 8),
-            y=format_pixel(y + 14),
-            text_anchor="end",
-            fill_opacity=FAINT,
-        )
-        base = f"M{format_pixel(layout.left)},{format_pixel(y + 17)}H{format_pixel(layout.right)}"
-        yield svg("path", d=base, stroke="currentColor", stroke_opacity=0.13)
+        name = _cut_track_name(track, layout.width)
+        yield _draw_label(name, layout.left - 8, y + 14, svg("title", track.name))
+        yield _draw_grid_line(layout, y + 17)
         for span in track.spans:
             fill = colours.get(span.state)
             if panel.is_boolean and span.state != SEVERAL:

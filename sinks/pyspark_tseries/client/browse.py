@@ -267,27 +267,6 @@ def render_drawn(
     if oldest:
         newest = format_cell(drawn.known["newest"], zone) or "none"
         facts.append(f"from {oldest} to {newest}, {zone or 'UTC'}")
-    ranges = [
-        _link(request.link(last=str(count)), f"last {count:,}", f"last{count}",
-            is_on=request.last == str(count))
-        for count in COUNTS
-    ]  # fmt: skip
-    ranges.append(_link(request.link(last=ALL), "all", "all", is_on=request.last == ALL))
-    chips = f'<p class="chips">Events: {" ".join(ranges)}</p>'
-    if len(drawn.columns) > 1:
-        columns = [_link(request.link(column=""), "first four", "column", is_on=not request.column)]
-        columns += [
-            _link(request.link(column=column), to_html(_cut(column)), f"column{i}",
-                is_on=request.column == column)
-            for i, column in enumerate(drawn.columns)
-        ]  # fmt: skip
-        chips += f'<p class="chips">Columns: {" ".join(columns)}</p>'
-    if drawn.bucket_us is not None:
-        width = shorten_duration(drawn.bucket_us)
-        chips += (
-            f'<p class="note">Buckets of {width}: the mean of numbers, and the area from the '
-            "lowest to the highest; the last of others. Edits count, and have no marks.</p>"
-        )
 
     def link(sequence: int) -> str:
         return request.link(event=sequence)
@@ -298,10 +277,36 @@ def render_drawn(
         chart = drawn.chart
         picture = draw_svg(chart.figure, chart.width, chart.height, None, link)
     return (
-        f'{head}<p class="note">{to_html("; ".join(facts))}</p>{chips}'
+        f'{head}<p class="note">{to_html("; ".join(facts))}</p>{_render_choices(drawn, request)}'
         f'<div class="chart" data-room="">{picture}</div>'
         f"{_render_edits(drawn, link, values, zone)}{_render_events(drawn, link, values, zone)}"
     )
+
+
+def _render_choices(drawn: SeriesView, request: PageRequest) -> str:
+    """Return the links to other numbers of events and other columns."""
+    ranges = [
+        _link(request.link(last=str(count)), f"last {count:,}", f"last{count}",
+            is_on=request.last == str(count))
+        for count in COUNTS
+    ]  # fmt: skip
+    ranges.append(_link(request.link(last=ALL), "all", "all", is_on=request.last == ALL))
+    choices = f'<p class="chips">Events: {" ".join(ranges)}</p>'
+    if len(drawn.columns) > 1:
+        columns = [_link(request.link(column=""), "first four", "column", is_on=not request.column)]
+        columns += [
+            _link(request.link(column=column), to_html(_cut(column)), f"column{number}",
+                is_on=request.column == column)
+            for number, column in enumerate(drawn.columns)
+        ]  # fmt: skip
+        choices += f'<p class="chips">Columns: {" ".join(columns)}</p>'
+    if drawn.bucket_us is not None:
+        width = shorten_duration(drawn.bucket_us)
+        choices += (
+            f'<p class="note">Buckets of {width}: the mean of numbers, and the area from the '
+            "lowest to the highest; the last of others. Edits count, and have no marks.</p>"
+        )
+    return choices
 
 
 def _render_edits(
@@ -395,13 +400,6 @@ def render_event(
     rows = []
     for row in range(len(versions)):
         cells = read_row(versions, row)
-        erased = ""
-        if cells["erased_by"].is_valid or cells["erased_at"].is_valid:
-            by, because = (
-                format_cell(cells["erased_by"], zone),
-                _show(cells["erased_because"], zone),
-            )
-            erased = f"by {by}, {format_cell(cells['erased_at'], zone)}: {because}"
         rows.append(
             [
                 to_html(f"{cells['sequence'].as_py():,}"),
@@ -411,18 +409,27 @@ def render_event(
                 *(to_html(_show(cells[field.name], zone)) for field in values),
                 to_html(f"{cells['commit'].as_py():,}"),
                 to_html(format_cell(cells["commit_time"], zone)),
-                to_html(_cut(erased)),
+                to_html(_cut(_describe_erasure(cells, zone))),
             ]
         )
     head = ["sequence", "what", "who", "time", *map(label_column, values), "commit", "stored"]
-    head.append("erased")
-    if not any(cells[-1] for cells in rows):
-        head, rows = head[:-1], [cells[:-1] for cells in rows]
+    if any(texts[-1] for texts in rows):
+        head.append("erased")
+    else:
+        rows = [texts[:-1] for texts in rows]
     close = _link(request.link(event=None), "close", "close", show="drawn")
     return (
         f"{_head(f'Event {request.event:,} of {to_html(_cut(str(request.series)))}')}"
         f"{_scroll(head, rows, 'versions')}<p>{close}</p>"
     )
+
+
+def _describe_erasure(cells: Cells, zone: str | None) -> str:
+    """Say who erased a version, when and why; nothing if nobody did."""
+    if not (cells["erased_by"].is_valid or cells["erased_at"].is_valid):
+        return ""
+    by, at = (format_cell(cells[name], zone) for name in ("erased_by", "erased_at"))
+    return f"by {by}, {at}: {_show(cells['erased_because'], zone)}"
 
 
 def _show(cell: pa.Scalar, zone: str | None) -> str:

@@ -361,18 +361,22 @@ def _find_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, Fi
     """Find the files of the commit `number` that no whole entry adds, with their heads' ids."""
     named_paths = {path for entry in log.entries.values() for path in entry.added}
     files: dict[str, tuple[int, FileAction]] = {}
+
+    def parse(path: str) -> re.Match[str] | None:
+        path_fields = _OWN_FILE.fullmatch(path)
+        is_sought = path_fields and int(path_fields["commit"]) == number
+        return path_fields if is_sought and path not in named_paths else None
+
+    # A later entry may have removed a file, which may be gone by now.
     for later in range(version + 1, log.newest + 1):
-        for path, removed_file in (
-            log.entries[later].removed if later in log.entries else {}
-        ).items():
-            path_fields = _OWN_FILE.fullmatch(path)
-            if path_fields and int(path_fields["commit"]) == number and path not in named_paths:
+        removed = log.entries[later].removed if later in log.entries else {}
+        for path, removed_file in removed.items():
+            if path_fields := parse(path):
                 size, kind = int(removed_file.get("size") or 0), path_fields["kind"]
                 action = FileAction(path, size, kind, 0, statistics="{}")
                 files[path] = int(path_fields["head"], 16), action
     for file in list_event_files(log.location):
-        path_fields = _OWN_FILE.fullmatch(file.path)
-        if path_fields and int(path_fields["commit"]) == number and file.path not in named_paths:
+        if path_fields := parse(file.path):
             columns = ["series", "sequence", "timestamp"]
             rows = pq.read_table(file.full, columns=columns, partitioning=None)
             size, time_ms = log.location.size(file.full), file.modified_ns // 1_000_000

@@ -445,31 +445,36 @@ class _RollupRun:
     # -- what is due -----------------------------------------------------------------------------
 
     def _find_due(self) -> _DueRows:
-        changes = [CHANGES.empty_table()]
-        touched: set[str] = set()
-        if self._since is not None:
-            for found_changes, new_series in self._read_changes(self._since.number):
-                changes.append(found_changes)
-                touched |= new_series
-                if sum(table.num_rows for table in changes) > MAX_BUCKETS_PER_COMMIT:
-                    changes = [fold_changes(pa.concat_tables(changes))]
-            changes.append(self._read_erasures(self._since.number))
-        folded = fold_changes(pa.concat_tables(changes))
+        changes, touched = self._collect_changes()
         series = known_series(self._index) if self._is_first else self._add_by_cti(touched)
         pending = self._find_pending(series)
-        names = sorted({*pending, *folded["series"].unique().to_pylist()})
+        names = sorted({*pending, *changes["series"].unique().to_pylist()})
         ends = np.array([pending.get(name, (0, 0)) for name in names], np.int64).reshape(-1, 2)
         array = pa.array(names, pa.string())
-        codes = pc.index_in(folded["series"], array).to_numpy().astype(np.int64)
-        starts = to_int64(folded["timestamp"])
         return _DueRows(
             names=array,
             lows=ends[:, 0],
             highs=ends[:, 1],
-            changes=folded,
-            codes=codes,
-            starts=starts,
+            changes=changes,
+            codes=pc.index_in(changes["series"], array).to_numpy().astype(np.int64),
+            starts=to_int64(changes["timestamp"]),
         )
+
+    def _collect_changes(self) -> tuple[pa.Table, set[str]]:
+        """Return the last change of each bucket since the last run, and the series with new events.
+
+        Changes are folded while they are read, so memory holds few for each bucket.
+        """
+        changes = [CHANGES.empty_table()]
+        touched: set[str] = set()
+        if self._since is not None:
+            for new_changes, new_series in self._read_changes(self._since.number):
+                changes.append(new_changes)
+                touched |= new_series
+                if sum(table.num_rows for table in changes) > MAX_BUCKETS_PER_COMMIT:
+                    changes = [fold_changes(pa.concat_tables(changes))]
+            changes.append(self._read_erasures(self._since.number))
+        return fold_changes(pa.concat_tables(changes)), touched
 
     def _next_starts(self, names: Sequence[str]) -> Int64Array:
         """Return where the next bucket of each series begins; NEVER_US if the rollup has none."""

@@ -284,12 +284,17 @@ def find_bands(aggregates: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     bands = {}
     for column in dict.fromkeys(column for column, _ in columns.values()):
         functions = {name: function for name, (of, function) in columns.items() if of == column}
-        edges = [
-            next((n for n, f in functions.items() if f == edge), None) for edge in ("min", "max")
+        low, high = (
+            next((name for name, function in functions.items() if function == edge), None)
+            for edge in ("min", "max")
+        )
+        between = [
+            name
+            for name, function in functions.items()
+            if function not in ("min", "max", "sum", "count")
         ]
-        between = [n for n, f in functions.items() if f not in ("min", "max", "sum", "count")]
-        if None not in edges and between:
-            bands[between[0]] = (str(edges[0]), str(edges[1]))
+        if low is not None and high is not None and between:
+            bands[between[0]] = low, high
     return bands
 
 

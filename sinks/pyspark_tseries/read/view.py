@@ -6,7 +6,7 @@ ones are in this module: the list of series, from the index, and the versions of
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -305,37 +305,37 @@ def list_series(scope: Scope) -> pa.Table:
 
     The names of `scope` are sorted and distinct, and it has no range of keys.
     """
-    snapshot, index, names = scope.snapshot, scope.index, scope.names
-    if names is None:
-        texts = pa.array(index.ids.names()[: index.columns.rows], pa.string())
-        columns = {name: index.columns[name] for name in SeriesIndex().lookup([])}
+    snapshot, index = scope.snapshot, scope.index
+    if scope.names is None:
+        names = pa.array(index.ids.names()[: index.columns.rows], pa.string())
+        states: Mapping[str, Int64Array] = index.columns
     else:
-        texts, columns = pa.array(names, pa.string()), index.lookup(names)
-    rows_used = np.flatnonzero(columns["last_sequence"] != NO_SEQUENCE)
-    columns = {name: column[rows_used] for name, column in columns.items()}
-    texts = texts.take(pa.array(rows_used))
+        names, states = pa.array(scope.names, pa.string()), index.lookup(scope.names)
+    rows = np.flatnonzero(states["last_sequence"] != NO_SEQUENCE)
+    names = names.take(pa.array(rows))
+    last_sequence, edits, first_us, original_us = (
+        states[name][rows] for name in ("last_sequence", "edits", "first_us", "original_us")
+    )
     if snapshot.as_of is not None and snapshot.horizon >= 0:
-        columns |= _count_as_of(snapshot, texts, columns["first_us"])
-    first_us, original_us = columns["first_us"], columns["original_us"]
+        edits, first_us = _count_as_of(snapshot, names, first_us)
     unknown = first_us == NEVER_US
-    counts = columns["last_sequence"] + 1 - columns["edits"], columns["edits"]
     table = pa.Table.from_arrays(
         [
-            texts,
-            *(pa.array(count, mask=unknown) for count in counts),
+            names,
+            pa.array(last_sequence + 1 - edits, mask=unknown),
+            pa.array(edits, mask=unknown),
             pa.array(first_us, mask=unknown).cast(INSTANT),
             pa.array(original_us, mask=original_us == NEVER_US).cast(INSTANT),
         ],
         schema=SERIES_SCHEMA,
     )
-    order = pc.sort_indices(texts)
-    return table if names is not None else table.take(order)
+    return table if scope.names is not None else table.take(pc.sort_indices(names))
 
 
 def _count_as_of(
     snapshot: Snapshot, names: pa.Array, stored_first_us: Int64Array
-) -> dict[str, Int64Array]:
-    """Return first time and number of edits as of an earlier commit, from the current ones.
+) -> tuple[Int64Array, Int64Array]:
+    """Return number of edits and first time as of an earlier commit, from the current ones.
 
     Compaction may have removed rows of that time, but none of later commits. `stored_first_us` has
     the first times among the rows of that time that are left.
@@ -362,4 +362,4 @@ def _count_as_of(
         np.minimum.at(later_us, codes, us)
         is_later = (later_us <= first_us) & (stored_first_us != NEVER_US)
         first_us[is_later] = stored_first_us[is_later]
-    return {"edits": edits, "first_us": first_us}
+    return edits, first_us
