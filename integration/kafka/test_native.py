@@ -86,7 +86,7 @@ class Paths:
             chosen = self.native_reader if path == "native" else None
             patch.setattr(range_reader, "load_native_reader", lambda: chosen)
             reader = RangeReader(self.options(**options), unique_name("native"))
-            assert isinstance(reader._consumer.direct, NativeConsumer) == (path == "native")
+            assert isinstance(reader._consumer._client.direct, NativeConsumer) == (path == "native")
             try:
                 yield reader
             finally:

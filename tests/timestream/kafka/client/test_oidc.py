@@ -64,7 +64,7 @@ def test_a_token_is_asked_for_where_the_options_say(
         **{f"kafka.sasl.oauthbearer.{name}": value for name, value in oidc.items()},
     }
     reader = RangeReader(options(**secured), "group")
-    assert isinstance(reader._consumer.direct, NativeConsumer) == native
+    assert isinstance(reader._consumer._client.direct, NativeConsumer) == native
     authorization, form = asked.get(timeout=100)
     assert base64.b64decode(authorization.removeprefix("Basic ")) == b"timestream:hush"
     assert "grant_type=client_credentials" in form
