@@ -304,7 +304,7 @@ def explain_stream(
         batch=offset.number,
         planned_us=last_batch.planned_us,
         cti_us=offset.cti_us,
-        since_us=find_unchanged_since(history, lambda m: m.offset.cti_us == offset.cti_us),
+        since_us=find_unchanged_since(history, lambda batch: batch.offset.cti_us == offset.cti_us),
         diagnoses=diagnoses,
         partitions=tuple(sorted(facts, key=lambda fact: ranks.get(fact.partition, len(ranks)))),
         malformed=count_malformed_reasons(last_batch),
@@ -530,7 +530,8 @@ def _make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
     writers, more = fact.writers, len(fact.writers) - _MAX_WRITERS
     if more > 0:
         ranked = sorted(
-            writers, key=lambda w: (not w.is_cause, w.mark_us is not None, w.mark_us or 0)
+            writers,
+            key=lambda fact: (not fact.is_cause, fact.mark_us is not None, fact.mark_us or 0),
         )
         writers = tuple(ranked[:_MAX_WRITERS])
     for writer in writers:

@@ -393,9 +393,9 @@ def _check_end(
 
 def _replace(df: DataFrame, columns: dict[str, Column]) -> DataFrame:
     """Replace some columns of `df` in place; new ones come last."""
-    columns_in_order = [columns[n].alias(n) if n in columns else quote_name(n) for n in df.columns]
+    names = dict.fromkeys([*df.columns, *columns])
     return df.select(
-        *columns_in_order, *[c.alias(n) for n, c in columns.items() if n not in df.columns]
+        *[columns[name].alias(name) if name in columns else quote_name(name) for name in names]
     )
 
 

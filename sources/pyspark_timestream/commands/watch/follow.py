@@ -511,7 +511,8 @@ class CheckpointFollower:
         for number, batch in drop_skipped(entries).items():
             self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
         if stamps:  # If the log is away for a moment, keep what was seen of it.
-            self._stamps = {n: ns for n, ns in stamps.items() if n in self._stamps or n in entries}
+            known = self._stamps.keys() | entries.keys()
+            self._stamps = {number: ns for number, ns in stamps.items() if number in known}
         is_read = bool(entries) or torn_before != self._torn or log_before is not self._log
         return any([is_read, self._read_links(), self._note_finished()])
 
@@ -520,7 +521,7 @@ class CheckpointFollower:
     ) -> dict[int, BatchReport]:
         """Read the entries that are new; begin again if those that were read no longer hold."""
         newest = max(self._stamps, default=-1)
-        changed = any(self._stamps.get(n, stamp) != stamp for n, stamp in stamps.items())
+        changed = any(self._stamps.get(number, stamp) != stamp for number, stamp in stamps.items())
         if changed or (numbers and numbers[-1] < newest):
             # It was restored from a copy, or begun anew: what we know is of another history.
             newest = self._forget()
@@ -529,7 +530,7 @@ class CheckpointFollower:
             # An entry that was torn is whole now, but later ones were read without it: begin again.
             entries = self._read_new(stamps, self._forget())
         if not self._stamps and entries:
-            self._recall([n for n in numbers if n < min(entries)])
+            self._recall([number for number in numbers if number < min(entries)])
         return entries
 
     def _read_links(self) -> bool:
@@ -556,7 +557,7 @@ class CheckpointFollower:
         return -1
 
     def _read_new(self, stamps: Iterable[int], newest: int) -> dict[int, BatchReport]:
-        new = sorted(n for n in stamps if n > newest or n in self._torn)
+        new = sorted(number for number in stamps if number > newest or number in self._torn)
         entries, self._torn = read_batches(self.root, new)
         return entries
 

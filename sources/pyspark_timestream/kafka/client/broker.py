@@ -137,7 +137,11 @@ class Broker:
         specs = dict.fromkeys(ends, OffsetSpec.latest())
         stable = self._list_offsets(specs, IsolationLevel.READ_COMMITTED)
         log_ends = self.high_watermarks(ends)
-        return {p for p, end in log_ends.items() if end > min(ends[p], stable.get(p, end))}
+        return {
+            partition
+            for partition, log_end in log_ends.items()
+            if log_end > min(ends[partition], stable.get(partition, log_end))
+        }
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics, without those that cannot be determined."""

@@ -402,10 +402,12 @@ class MessageConsumer:
         """See `ColumnConsumer`; the thread of the call keeps the client."""
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        refusals = {Partition(p.topic, p.partition): p.error or error for p in partitions}
-        key = frozenset((Partition(p.topic, p.partition), p.offset) for p in partitions)
+        answered = [(Partition(entry.topic, entry.partition), entry) for entry in partitions]
+        key = frozenset((partition, entry.offset) for partition, entry in answered)
         self._answers[key] = {
-            partition: refusal for partition, refusal in refusals.items() if refusal is not None
+            partition: refusal
+            for partition, entry in answered
+            if (refusal := entry.error or error) is not None
         }
 
 
@@ -450,7 +452,9 @@ def clip(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
     count = int(np.searchsorted(block.offsets.to_numpy(), end_exclusive))
     if count == len(block.offsets):
         return block
-    return RecordBlock(*(c if c is None else c.slice(0, count) for c in block)) if count else None
+    if not count:
+        return None
+    return RecordBlock(*(column if column is None else column.slice(0, count) for column in block))
 
 
 def build_block(records: Sequence[Message], needs: ColumnSet) -> RecordBlock:

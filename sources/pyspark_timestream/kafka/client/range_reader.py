@@ -772,14 +772,16 @@ class PartialFetch:
     """The records received so far for ranges of different partitions, until an error (`failed`)."""
 
     def __init__(self, ranges: Iterable[OffsetRange]) -> None:
-        self._spans: Mapping[Partition, OffsetRange] = {
+        self._ranges: Mapping[Partition, OffsetRange] = {
             offset_range.partition: offset_range for offset_range in ranges
         }
         self._reached = {
             partition: offset_range.start_inclusive
-            for partition, offset_range in self._spans.items()
+            for partition, offset_range in self._ranges.items()
         }
-        self._records: dict[Partition, list[Message]] = {partition: [] for partition in self._spans}
+        self._records: dict[Partition, list[Message]] = {
+            partition: [] for partition in self._ranges
+        }
         self._bytes = 0
         self._broken: set[Partition] = set()
         self.failed = False
@@ -789,20 +791,23 @@ class PartialFetch:
         """Return the number of offsets that may still arrive; 0 if waiting is of no use."""
         if self._bytes > _MAX_BYTES or self.failed:
             return 0
-        return sum(max(s.end_exclusive - self._reached[p], 0) for p, s in self._spans.items())
+        return sum(
+            max(offset_range.end_exclusive - self._reached[partition], 0)
+            for partition, offset_range in self._ranges.items()
+        )
 
     def add(self, messages: Sequence[Message]) -> bool:
         """Add polled messages; return whether any range made progress."""
         has_progress = False
         for partition, run in itertools.groupby(messages, _partition_of):
-            if partition in self._spans:
+            if partition in self._ranges:
                 has_progress |= self._add_run(partition, list(run))
             else:
                 self.failed |= any(message.error() is not None for message in run)
         return has_progress
 
     def _add_run(self, partition: Partition, run: Sequence[Message]) -> bool:
-        before, end = self._reached[partition], self._spans[partition].end_exclusive
+        before, end = self._reached[partition], self._ranges[partition].end_exclusive
         for message in run:
             error = message.error()
             if error is None:
@@ -824,7 +829,7 @@ class PartialFetch:
         """Return the ranges read to their ends, with their records and at most one more."""
         return [
             (offset_range, self._records[partition])
-            for partition, offset_range in self._spans.items()
+            for partition, offset_range in self._ranges.items()
             if self._reached[partition] >= offset_range.end_exclusive
             and partition not in self._broken
         ]

@@ -298,7 +298,9 @@ def read_framed_protobuf(
 
     reasons = framed.reasons
     names = [find_message(writer) for writer in framed.writers]
-    wrong = [FINE if n == reader.message else FRAMING if n is None else NAME for n in names]
+    wrong = [
+        FINE if name == reader.message else FRAMING if name is None else NAME for name in names
+    ]
     # The last entry stands for payloads without a writer.
     outcomes = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
     reasons = np.where(outcomes == FINE, reasons, outcomes)

@@ -309,7 +309,7 @@ def _report_backlog(history: History, partitions: Sequence[Partition]) -> Diagno
         if count
         else f"the last batch was to read {size} records; how many are left is not known here"
     )
-    waiting = [partition for partition, p in partition_offsets.items() if p.waits]
+    waiting = [partition for partition, entry in partition_offsets.items() if entry.waits]
     if waiting:
         verb = "waits" if len(waiting) == 1 else "wait"
         text += f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"
@@ -317,7 +317,7 @@ def _report_backlog(history: History, partitions: Sequence[Partition]) -> Diagno
         Kind.BACKLOG,
         name_partitions(partitions),
         text,
-        since_us=find_since(history, partitions, lambda p: p.size > 0),
+        since_us=find_since(history, partitions, lambda entry: entry.size > 0),
         partitions=frozenset(partitions),
         advice=""
         if "maxOffsetsPerTrigger" in history[-1].offset.unpinned
@@ -331,7 +331,8 @@ def _report_blocked(
     """Report partitions that have held the stream's CTI since it reached its present value."""
     cti_us, blocking = history[-1].offset.cti_us, frozenset(partitions)
     since_us = find_unchanged_since(
-        history, lambda m: m.offset.cti_us == cti_us and blocking <= find_blocking_partitions(m)
+        history,
+        lambda batch: batch.offset.cti_us == cti_us and blocking <= find_blocking_partitions(batch),
     )
     fields = {
         "cause": name_partitions(partitions),

@@ -108,7 +108,7 @@ def _needs_times(batch: BatchRecord) -> bool:
 def _count_by_partition(batch: BatchRecord, counter: PartitionCounter) -> dict[Partition, int]:
     """Return the counts of the partitions, without zeros."""
     partition_offsets = batch.offset.partitions.items()
-    return {partition: count for partition, p in partition_offsets if (count := counter(p))}
+    return {partition: count for partition, entry in partition_offsets if (count := counter(entry))}
 
 
 def _report_counts(
@@ -131,7 +131,7 @@ def _report_counts(
         kind,
         name_partitions(partitions),
         text,
-        since_us=counter and find_since(history, partitions, lambda p: counter(p) > 0),
+        since_us=counter and find_since(history, partitions, lambda entry: counter(entry) > 0),
         partitions=frozenset(partitions),
         level=total.bit_length(),
         advice=advice,
@@ -147,7 +147,11 @@ def _report_counts(
 def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions with at least the fraction `least` of malformed events."""
     last_batch, clocks = history[-1], history[-1].clocks
-    counts = {p: clock.malformed for p, clock in clocks.items() if has_malformed(clock, least)}
+    counts = {
+        partition: clock.malformed
+        for partition, clock in clocks.items()
+        if has_malformed(clock, least)
+    }
     if not counts or not _needs_times(last_batch):
         return
     malformed, events = sum(counts.values()), sum(clocks[partition].events for partition in counts)
@@ -163,7 +167,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
         counts,
         f"{malformed} of {events} events have no time that can be read "
         f"({describe_time_options(last_batch.settings)})",
-        counter=lambda p: p.clock.malformed,
+        counter=lambda entry: entry.clock.malformed,
         # If most events are malformed, the options are wrong, which the kind's own fix is about.
         advice="" if 2 * malformed >= events else advice,
     )
@@ -207,7 +211,7 @@ def _find_tombstones(history: History) -> Iterator[Diagnosis]:
     return _report_unusable(
         Kind.TOMBSTONES,
         history,
-        lambda p: p.clock.tombstones,
+        lambda entry: entry.clock.tombstones,
         f"records have no value, where {describe_time_options(last_batch.settings)}, and {fate}",
         lambda _: advice if is_kept else "",
     )
@@ -337,7 +341,7 @@ def _find_future_events(history: History) -> Iterator[Diagnosis]:
     return _report_unusable(
         Kind.FUTURE_EVENTS,
         history,
-        lambda p: p.clock.future,
+        lambda entry: entry.clock.future,
         "events lie further after their record's timestamp than option 'maxFuture' "
         f"('{settings.get('maxFuture', '')}') and {fate}",
         partial(_advise_future, settings),
@@ -434,7 +438,9 @@ def report_clocks_ahead(history: History, ahead: Set[Partition]) -> Iterator[Dia
         Kind.FAR_FUTURE,
         name_partitions(partitions),
         text,
-        since_us=find_since(history, partitions[:1], lambda p: p.clock.cti_us == worst.cti_us),
+        since_us=find_since(
+            history, partitions[:1], lambda entry: entry.clock.cti_us == worst.cti_us
+        ),
         partitions=frozenset(partitions),
         level=late.bit_length(),
         advice=_advise_right_clock(last_batch.settings, by_record),
@@ -495,7 +501,9 @@ def find_late_rows(
 ) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that dropped late events and are not `explained`."""
     last_batch, clocks = history[-1], history[-1].clocks
-    dropped = _count_by_partition(last_batch, lambda p: min(p.clock.dropped, _count_late(p.clock)))
+    dropped = _count_by_partition(
+        last_batch, lambda entry: min(entry.clock.dropped, _count_late(entry.clock))
+    )
     dropped = {
         partition: count for partition, count in dropped.items() if partition not in explained
     }
@@ -508,7 +516,7 @@ def find_late_rows(
         dropped,
         f"{total} of {events} events arrived after a CTI later than their own time and were "
         "dropped: " + list_counts(dropped),
-        counter=lambda p: p.clock.dropped,
+        counter=lambda entry: entry.clock.dropped,
         advice=_advise_delay(
             last_batch.settings,
             [clocks[partition] for partition in dropped],
@@ -571,7 +579,7 @@ def find_lossy_partitions(history: History, explained: Set[Partition]) -> Iterat
         Kind.EVERYTHING_DROPPED,
         name_partitions(partitions),
         text,
-        since_us=find_since(history, partitions, lambda p: count_lost(p.clock) > 0),
+        since_us=find_since(history, partitions, lambda entry: count_lost(entry.clock) > 0),
         partitions=frozenset(partitions),
         advice=advice if has_late else "",
     )

@@ -185,7 +185,7 @@ class Warner:
         """Check once per run whether values also have a field `timestamp`, which is not read."""
         if not self._options.start_time.ambiguous_text or self._options.value_format != "json":
             return []
-        nonempty = [partition for partition, p in now.partitions.items() if p.clock.events]
+        nonempty = [partition for partition, entry in now.partitions.items() if entry.clock.events]
         for partition in (partitions or nonempty)[:1]:
             if self._two_timestamps is None:
                 self._two_timestamps = self._try(self._compare_timestamps, partition, now) or []

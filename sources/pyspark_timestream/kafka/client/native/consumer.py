@@ -429,7 +429,11 @@ class NativeConsumer:
         try:
             answers = self._kafka.rd_kafka_event_topic_partition_list(event)
             entries = [answers[0].elems[n] for n in range(answers[0].cnt)] if answers else []
-            codes = {Partition(p.topic.decode(), p.partition): p.err for p in entries if p.err}
+            codes = {
+                Partition(entry.topic.decode(), entry.partition): entry.err
+                for entry in entries
+                if entry.err
+            }
             code = self._kafka.rd_kafka_event_error(event)
             if code and not codes:
                 return self._refuse_all(offsets, code)
