@@ -446,7 +446,7 @@ def _split_values(values: list[Any], data_type: pa.DataType, path: str) -> _Spli
     if types.is_list(data_type):
         lists, need, is_fit = values, "a list is needed", _is_sequence
     else:
-        lists = [list(v.items()) if isinstance(v, Mapping) else v for v in values]
+        lists = [list(value.items()) if isinstance(value, Mapping) else value for value in values]
         need, is_fit = "a mapping, or a list of pairs, is needed", _is_pairs
     for value, items in zip(values, lists, strict=True):
         if items is not None and not is_fit(items):

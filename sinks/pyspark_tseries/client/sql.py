@@ -475,11 +475,9 @@ class _CommitViews:
             (whole_files if is_whole else compared_files).append(file)
         tables: dict[str, Any] = {}
         schema = result_schema(self._values)
-        texts = (
-            [self._select(whole_files, schema, tables, "whole")]
-            if whole_files or not compared_files
-            else []
-        )
+        texts = []
+        if whole_files or not compared_files:
+            texts.append(self._select(whole_files, schema, tables, "whole"))
         if compared_files:
             stored = self._select(compared_files, schema, tables, "compared")
             text = f"SELECT * FROM ({stored}) AS stored"

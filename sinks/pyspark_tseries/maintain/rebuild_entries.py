@@ -177,8 +177,8 @@ def rebuild_entries(location: Location) -> list[RebuiltEntry]:
             _rebuild_from_files(log)
     # If an entry made from files does not fit, the entries corrected by checksum still may.
     for entries in (list(log.rebuilt.values()), corrected):
-        upto = min((v for v in log.damage if v not in {e.version for e in entries}), default=None)
-        last_version = log.newest if upto is None else upto - 1
+        lost = log.damage.keys() - {entry.version for entry in entries}
+        last_version = min(lost, default=log.newest + 1) - 1
         usable = [entry for entry in entries if entry.version <= last_version]
         if usable and _fits(log, usable, last_version):
             return usable

@@ -177,20 +177,11 @@ def _check_content(
     source: OpenFile, file: DataFile, values: Iterable[pa.Field], checked: FileCheck
 ) -> None:
     footer = source.footer
-    store_schema = pa.schema([*BASE_SCHEMA, *values])
-    types = footer.metadata.schema.to_arrow_schema()
-    required = [name for name in BASE_SCHEMA.names if name != ERASURE_FIELD.name]
-    for name in (name for name in required if name not in footer.names):
-        raise _DamagedFile(f"has no column '{name}'")
-    for name in (name for name in store_schema.names if name in footer.names):
-        if not _has_type(types.field(name).type, store_schema.field(name).type, file):
-            raise _DamagedFile(
-                f"has a column '{name}' of type {types.field(name).type}, the store's is of type "
-                f"{store_schema.field(name).type}"
-            )
+    file_schema = footer.metadata.schema.to_arrow_schema()
+    _check_columns(file_schema, pa.schema([*BASE_SCHEMA, *values]), file)
     rows, last_key = 0, None
     for group in range(footer.group_count):
-        table = pa.table(source.columns([group], types.names, threads=True))
+        table = pa.table(source.columns([group], file_schema.names, threads=True))
         table.validate(full=True)
         if table.num_rows != footer.group_rows[group]:
             raise _DamagedFile(
@@ -210,9 +201,21 @@ def _check_content(
         raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
 
 
-def _has_type(data_type: pa.DataType, store_type: pa.DataType, file: DataFile) -> bool:
-    # Writers name some nested fields, such as the elements of lists, differently.
-    return file.is_foreign or pa.types.is_nested(store_type) or data_type == store_type
+def _check_columns(file_schema: pa.Schema, store_schema: pa.Schema, file: DataFile) -> None:
+    """Raise _DamagedFile if the file lacks a column of every store, or one has another type."""
+    for column in store_schema:
+        if column.name not in file_schema.names:
+            if column.name in BASE_SCHEMA.names and column.name != ERASURE_FIELD.name:
+                raise _DamagedFile(f"has no column '{column.name}'")
+            continue
+        data_type = file_schema.field(column.name).type
+        # Writers name some nested fields, such as the elements of lists, differently.
+        may_differ = file.is_foreign or pa.types.is_nested(column.type)
+        if data_type != column.type and not may_differ:
+            raise _DamagedFile(
+                f"has a column '{column.name}' of type {data_type}, the store's is of type "
+                f"{column.type}"
+            )
 
 
 def _check_erased(table: pa.Table, values: Iterable[pa.Field]) -> None:

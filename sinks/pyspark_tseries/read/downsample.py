@@ -283,17 +283,22 @@ def _finish_sum(
     state: Mapping[str, pa.Array], aggregate: Aggregate, data_type: pa.DataType
 ) -> pa.Array:
     counts = to_int64(state["count"])
-    none = counts == 0
-    if none.all():
+    is_empty = counts == 0
+    if is_empty.all():
         return pa.nulls(len(counts), data_type)
     if "decimal" in state:
         return _finish_decimals(state["decimal"], counts, aggregate, data_type)
-    if "high" not in state:
-        sums = round_sums(parts_of(state))
-        sums = sums / np.maximum(counts, 1) if aggregate.function == "mean" else sums
-        return pa.array(sums, mask=none)
-    high, low = (to_int64(state[state_column].fill_null(0)) for state_column in ("high", "low"))
+    sums = _finish_integers(state, aggregate) if "high" in state else round_sums(parts_of(state))
+    if aggregate.function == "mean":
+        sums = sums / np.maximum(counts, 1)
+    return pa.array(sums, mask=is_empty)
+
+
+def _finish_integers(state: Mapping[str, pa.Array], aggregate: Aggregate) -> npt.NDArray[Any]:
+    """Return the sums of integers, for a mean as the nearest doubles."""
+    high, low = (to_int64(state[half].fill_null(0)) for half in ("high", "low"))
     high, low = high + (low >> HALF_BITS), low & LOW_HALF
+    sums = (high << HALF_BITS) + low
     beyond = np.flatnonzero((high < -(2**31)) | (high >= 2**31))
     if aggregate.function == "sum":
         if len(beyond):
@@ -302,10 +307,10 @@ def _finish_sum(
                 "sums from -2^63 to 2^63 - 1",
                 "take 'mean', or smaller buckets",
             )
-        return pa.array((high << HALF_BITS) + low, mask=none)
-    sums = ((high << HALF_BITS) + low).astype(np.float64)
-    sums[beyond] = [float((int(high[row]) << HALF_BITS) + int(low[row])) for row in beyond]
-    return pa.array(sums / np.maximum(counts, 1), mask=none)
+        return sums
+    doubles = sums.astype(np.float64)
+    doubles[beyond] = [float((int(high[row]) << HALF_BITS) + int(low[row])) for row in beyond]
+    return doubles
 
 
 def _finish_decimals(

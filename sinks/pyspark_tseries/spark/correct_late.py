@@ -155,23 +155,27 @@ def merge_windows(
 
     A null is a result without values, and changes nothing.
     """
-    rules = {name: how for name, how in merges.items() if isinstance(how, str)} | {ROWS: "sum"}
+    arrow_rules = {name: how for name, how in merges.items() if isinstance(how, str)}
+    arrow_rules[ROWS] = "sum"
     functions = {name: how for name, how in merges.items() if callable(how)}
-    numbered = _number(windows.select([*keys, *rules]), _ROW)
+    numbered = _number(windows.select([*keys, *arrow_rules]), _ROW)
     if functions:
-        rules[_ROW] = "list"
-    grouped = numbered.group_by(list(keys), use_threads=False).aggregate(list(rules.items()))
+        arrow_rules[_ROW] = "list"  # Which rows are merged, for the functions.
+    grouped = numbered.group_by(list(keys), use_threads=False).aggregate(list(arrow_rules.items()))
     # A key may be called like a result with its rule, such as `rides_sum`.
-    grouped = grouped.rename_columns([*keys, *rules])
+    grouped = grouped.rename_columns([*keys, *arrow_rules])
     rows_of_windows = grouped[_ROW].to_pylist() if functions else []
     columns = {key: grouped[key] for key in keys}
     for name in windows.column_names:
-        if name in rules:
-            columns[name] = grouped[name].cast(windows[name].type)
+        data_type = windows[name].type
+        if name in arrow_rules:
+            columns[name] = grouped[name].cast(data_type)
         elif name in functions:
-            values, how = windows[name].to_pylist(), functions[name]
-            folded = [_fold([values[row] for row in rows], how) for rows in rows_of_windows]
-            columns[name] = pa.chunked_array([pa.array(folded, windows[name].type)])
+            values = windows[name].to_pylist()
+            folded = [
+                _fold([values[row] for row in rows], functions[name]) for rows in rows_of_windows
+            ]
+            columns[name] = pa.chunked_array([pa.array(folded, data_type)])
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
 
@@ -402,6 +406,19 @@ def _refuse_other_reasons(in_force: pa.Table) -> None:
         )
 
 
+def _check_aggregates(aggregates: Mapping[str, tuple[Column, MergeRule]]) -> None:
+    unknown = [how for _, how in aggregates.values() if isinstance(how, str) and how not in MERGES]
+    if unknown or not aggregates:
+        problem = f"{unknown[0]!r} merges no results" if unknown else "there are none"
+        raise ValueError(
+            compose_message(
+                f"aggregates: {problem}",
+                f"for each value column {', '.join(MERGES)}, or a function of both results",
+                "correct it; for an average keep a sum and a count, which add up",
+            )
+        )
+
+
 def correct_late(
     late: DataFrame,
     store: str,
@@ -457,16 +474,7 @@ def correct_late(
         PermissionDenied: the author may not add events.
         ValueError: `aggregates` is empty, a merge is unknown, or a duration is not valid.
     """
-    unknown = [how for _, how in aggregates.values() if isinstance(how, str) and how not in MERGES]
-    if unknown or not aggregates:
-        problem = f"{unknown[0]!r} merges no results" if unknown else "there are none"
-        raise ValueError(
-            compose_message(
-                f"aggregates: {problem}",
-                f"for each value column {', '.join(MERGES)}, or a function of both results",
-                "correct it; for an average keep a sum and a count, which add up",
-            )
-        )
+    _check_aggregates(aggregates)
     if timestamp not in ("start", "end"):
         raise ValueError(f"timestamp={timestamp!r}: accepted are 'start' and 'end'")
     location = parse_location(store, storage_options)

@@ -254,14 +254,7 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
                 "if one query judges for both, let it write its late rows to a topic, and read "
                 "that without options of CTIs. Nothing is stored",
             )
-        if closest.policy not in POLICIES or POLICIES[closest.policy].moves:
-            raise UpdateFailed(
-                f"the query that wrote the windows of '{store.root}' has 'violationPolicy' = "
-                f"'{closest.policy}', which moves late rows into later windows, where they are "
-                "counted",
-                f"windows of a query with 'violationPolicy' = '{KEEP_ALL}'",
-                "write the windows to a new store with that policy. Nothing is stored",
-            )
+        _refuse_moving_policy(store, closest)
         for name, our_start, their_start in _list_starts(stream, closest):
             if our_start > their_start:
                 _LOG.warning(
@@ -272,7 +265,19 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
                 )  # fmt: skip
 
 
+def _refuse_moving_policy(store: Store, stream: RecordStream) -> None:
+    """Refuse windows with late rows of earlier ones; `stream` is that of the windows."""
+    if stream.policy not in POLICIES or POLICIES[stream.policy].moves:
+        raise UpdateFailed(
+            f"the query that wrote the windows of '{store.root}' has 'violationPolicy' = "
+            f"'{stream.policy}', which moves late rows into later windows, where they are counted",
+            f"windows of a query with 'violationPolicy' = '{KEEP_ALL}'",
+            "write the windows to a new store with that policy. Nothing is stored",
+        )
+
+
 def _refuse_policy(store: Store, stream: RecordStream) -> None:
+    """Refuse a stream of late rows that does not keep them, or judges them by the clock."""
     if stream.policy not in POLICIES or not POLICIES[stream.policy].flags_all:
         raise UpdateFailed(
             f"the stream of late rows has 'violationPolicy' = '{stream.policy}', which keeps no "
