@@ -311,17 +311,14 @@ def _has_chart(table: pa.Table, shape: Shape) -> bool:
 
 def _render_rows(table: pa.Table, zone: str | None) -> str:
     newest = table.slice(max(0, table.num_rows - MAX_ROWS_SHOWN))
-    hidden = {name for name in _EDITED if _is_null(table, name)}
+    shown = [name for name in _EDITED if name in table.column_names]
+    hidden = {name for name in shown if table[name].null_count == table.num_rows}
     if "series" in table.column_names and len(table["series"].unique()) < 2:
         hidden.add("series")
     names = [name for name in newest.column_names if name not in hidden]
     heads = [label_column(table.schema.field(name)) for name in names]
     columns = ([format_cell(cell, zone) for cell in newest[name]] for name in names)
     return html_table(heads, list(zip(*columns, strict=True)))
-
-
-def _is_null(table: pa.Table, name: str) -> bool:
-    return name in table.column_names and table[name].null_count == table.num_rows
 
 
 def format_cell(cell: pa.Scalar, zone: str | None) -> str:

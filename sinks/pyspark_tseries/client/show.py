@@ -108,7 +108,8 @@ def show(location: Location, arguments: argparse.Namespace) -> int:
         print(_list_newest(store, arguments, zone, style))
         return 0
     result = _ask(store, arguments, zone)
-    silent = _find_silent(arguments.series, result.table)
+    with_events = set(result.table["series"].unique().to_pylist())
+    silent = [name for name in dict.fromkeys(arguments.series) if name not in with_events]
     unknown = [name for name in silent if not _has_series(now, name)]
     if unknown and len(unknown) == len(set(arguments.series)):
         raise _unknown_error(arguments.path, unknown)
@@ -291,11 +292,6 @@ def _parse_function(text: str | None) -> str | float | None:
         return float(text)
     except ValueError:
         return text  # The query refuses it, and names the functions.
-
-
-def _find_silent(names: Sequence[str], table: pa.Table) -> list[str]:
-    with_events = set(table["series"].unique().to_pylist())
-    return [name for name in dict.fromkeys(names) if name not in with_events]
 
 
 # -- the newest values -----------------------------------------------------------------------------

@@ -325,7 +325,11 @@ def _list_unused_events(table: DeltaTable, store_id: str) -> list[str]:
         ORPHAN_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False, full=True
     )
     of_this_store = (path for path in unnamed if bears_tag(path, store_id))
-    return [path for path in (*removed, *of_this_store) if _is_event_file(path)]
+    return [
+        path
+        for path in (*removed, *of_this_store)
+        if _EVENT_FILE.fullmatch(path) and is_inside_store(path)
+    ]
 
 
 def _list_old_heads(store: Store, now_us: int, early_us: Mapping[str, int]) -> set[str]:
@@ -385,10 +389,6 @@ def _single_commit_id(path: str) -> str:
     """Return the id in the path of a file that a commit of events wrote itself; else empty."""
     match = _SINGLE_COMMIT_FILE.fullmatch(path)
     return match[1] if match else ""
-
-
-def _is_event_file(path: str) -> bool:
-    return _EVENT_FILE.fullmatch(path) is not None and is_inside_store(path)
 
 
 def _list_obsolete_log(location: Location, now_us: int) -> list[str]:

@@ -391,7 +391,8 @@ class _ErasureCommit(Revision):
         index = context.index
         self.check(index)
         stored = _StoredSeries(snapshot, self._series, self._keys, self._id)
-        removed = self._find_removed(stored)
+        requested = np.array(self._sequences, np.int64)
+        removed = tuple(requested[~np.isin(requested, stored.stored)].tolist())
         if not stored.erased and not removed:
             raise _AllErased
         replaced, new_files = self._rewrite(snapshot, stored)
@@ -420,10 +421,6 @@ class _ErasureCommit(Revision):
         return PreparedCommit(
             context.new_id, after, new_files, [head], replaced=tuple(replaced), beside=beside
         )
-
-    def _find_removed(self, stored: "_StoredSeries") -> tuple[int, ...]:
-        is_stored = np.isin(np.array(self._sequences, np.int64), stored.stored)
-        return tuple(np.array(self._sequences, np.int64)[~is_stored].tolist())
 
     def _rewrite(
         self, snapshot: Snapshot, stored: "_StoredSeries"

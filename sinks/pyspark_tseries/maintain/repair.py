@@ -312,7 +312,7 @@ class Rewind:
     refused: Finding | None = None
 
 
-def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
+def plan_rewind(location: Location, *, give_up: bool) -> Rewind | None:
     """Plan the rewind of the store at the local `location`; None if nothing is torn."""
     newest = newest_version(location)
     reach = find_readable_log(location, newest)
@@ -370,7 +370,7 @@ def _list_checkpoints_after(location: Location, version: int) -> list[str]:
 
 
 def read_state_at(
-    location: Location, version: int, without: Sequence[str] = ()
+    location: Location, version: int, without: Sequence[str]
 ) -> tuple[dict[str, int], int | None]:
     """Return the sizes of the store's files by path, and the id of its head, at `version`."""
     try:
@@ -441,15 +441,12 @@ def carry_out_rewind(
         os.path.relpath(entry_path(location, version), location.root) for version in versions
     ]
     for name in [*(f"_delta_log/{name}" for name in rewind.checkpoints), *entries, *files]:
-        _move_if_there(location.file(name), os.path.join(lost_directory, name))
+        lost_path = os.path.join(lost_directory, name)
+        os.makedirs(os.path.dirname(lost_path), exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(location.file(name), lost_path)
     sync([location.file(LOG_FOLDER), lost_directory])
     return lost_directory
-
-
-def _move_if_there(path: str, to: str) -> None:
-    os.makedirs(os.path.dirname(to), exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        os.replace(path, to)
 
 
 def find_max_lost_commit(location: Location) -> int:

@@ -101,8 +101,8 @@ def plan_downsampling(
     requested: Mapping[str, Any],
     group: str | None = "series",
     *,
-    fill: Any = None,
-    is_filled: bool = False,
+    fill: Any,
+    is_filled: bool,
 ) -> Downsampling:
     """Return a query by buckets of a store with the value columns `schema`, checked.
 

@@ -193,7 +193,8 @@ class Folding:
             begins = changes
         us = to_int64(to_array(events["timestamp"]))
         requested = None if limits is None else limits(names)
-        segment, starts, runs = _find_runs(us, begins, self._downsampling.buckets, requested)
+        asked = us, begins, self._downsampling.buckets, requested
+        segment, starts, runs = _search_runs(*asked) or _walk_runs(*asked)
         series = names.take(pa.array(segment))
         group = series if tag is None else tag.take(pa.array(runs.first))
         if self._downsampling.group is None:
@@ -290,34 +291,22 @@ class Merger:
         return self._folding.merge(self._pending) if self._pending else None
 
 
-def _find_runs(
-    us: Int64Array,
-    begins: Int64Array,
-    buckets: Buckets,
-    requested: tuple[Int64Array, Int64Array] | None,
-) -> tuple[Int64Array, Int64Array, Runs]:
-    """Return the segment, the bucket's start and the rows of each run.
-
-    Args:
-        us: the time of each row.
-        begins: the row where each segment begins; a segment is a series, for example.
-        buckets: the buckets.
-        requested: the first and the last requested time of each segment; None for all times.
-    """
-    runs = _search_runs(us, begins, buckets, requested)
-    return _walk_runs(us, begins, buckets, requested) if runs is None else runs
-
-
 def _search_runs(
     us: Int64Array,
     begins: Int64Array,
     buckets: Buckets,
     requested: tuple[Int64Array, Int64Array] | None,
 ) -> tuple[Int64Array, Int64Array, Runs] | None:
-    """Find the runs of a few long segments by searching their times; None if that is not possible.
+    """Return the segment, the bucket's start and the rows of each run, by searching their times.
 
-    The times of a segment may fall where an event is erased (semantics 18.8), and then cannot be
-    searched.
+    Return None if there are many short segments, or if the times of one fall, as they may where an
+    event is erased (semantics 18.8).
+
+    Args:
+        us: the time of each row.
+        begins: the row where each segment begins; a segment is a series, for example.
+        buckets: the buckets.
+        requested: the first and the last requested time of each segment; None for all times.
     """
     if not len(us) or len(us) < _ROWS_PER_SEARCH * len(begins):
         return None
@@ -358,6 +347,7 @@ def _walk_runs(
     buckets: Buckets,
     requested: tuple[Int64Array, Int64Array] | None,
 ) -> tuple[Int64Array, Int64Array, Runs]:
+    """Return the same as `_search_runs`, from the bucket of each row."""
     starts = buckets.starts(us)
     segment = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(us)))
     if requested is None:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
 from typing import Final
 
 from pyspark_tseries.model.commits import (
@@ -111,7 +110,8 @@ def keep_history(store: Store) -> None:
         return
     location, kept_ids, changed = store.location, dict[int, dict[int, int]](), set[int]()
     above = last_commit.number + COMMITS_PER_FILE
-    for commit in _read_ids_from_end(location, store.version()):
+    versions = reversed(_list_versions(location, store.version()))
+    for commit in filter(None, (_read_commit_id(location, version) for version in versions)):
         file_start = _first_of(commit.number)
         if file_start not in kept_ids:
             kept_ids[file_start] = _read_kept(location, file_start)
@@ -157,13 +157,6 @@ def _list_versions(location: Location, newest: int) -> list[int]:
         names = [os.path.basename(path) for path, _ in location.list_files(log)]
     versions = (int(entry[1]) for name in names if (entry := _ENTRY.fullmatch(name)))
     return sorted(version for version in versions if version <= newest)
-
-
-def _read_ids_from_end(location: Location, newest: int) -> Iterator[CommitId]:
-    for version in reversed(_list_versions(location, newest)):
-        commit = _read_commit_id(location, version)
-        if commit is not None:
-            yield commit
 
 
 def _read_commit_id(location: Location, version: int) -> CommitId | None:

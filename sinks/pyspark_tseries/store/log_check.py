@@ -445,10 +445,6 @@ def torn_files(
             yield path, reason
 
 
-def _is_file_inside(location: Location, path: str) -> bool:
-    return is_inside_store(os.path.relpath(path, location.root)) and os.path.isfile(path)
-
-
 def _torn_reason(path: str, size: int | None) -> str | None:
     """Return the damage of a file, from its size and its last bytes; None if it seems whole."""
     ending = b"PAR1" if path.endswith(".parquet") else _END_OF_STREAM
@@ -488,7 +484,11 @@ def unsynced_files(
             for name, index in entry.transactions.items()
             if name == HEAD_TRANSACTION
         ]
-    present = [path for path in files if _is_file_inside(location, path)]
+    present = [
+        path
+        for path in files
+        if is_inside_store(os.path.relpath(path, location.root)) and os.path.isfile(path)
+    ]
     return [*present, *list_directories(location.root, present)]
 
 

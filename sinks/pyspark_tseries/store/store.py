@@ -362,7 +362,7 @@ class Store:
         with self._lock:
             return self.log.files()
 
-    def _refresh_or_fail(self, *, whole: bool = True) -> None:
+    def _refresh_or_fail(self, *, whole: bool) -> None:
         """Bring the log up to date, with its table if `whole`; see `Log.refresh`."""
         with self._lock:
             is_there = self.log.refresh(whole=whole)
@@ -443,7 +443,7 @@ class Store:
                 self.root, last_us, us, storage_us, same_machine=self.location.is_local
             )
 
-    def append_event(self, batch: Batch, *, synced: bool = True) -> tuple[AppendedEvent, bool]:
+    def append_event(self, batch: Batch, *, synced: bool) -> tuple[AppendedEvent, bool]:
         """Append a batch without a token and of one row, no edit; threads share commits.
 
         Return the event, and True for one of the callers of each commit; raise as `append` does.
@@ -582,7 +582,7 @@ class Store:
         return self._known_values[1]
 
     def _discard_lost(
-        self, attempts: list[PreparedCommit], committed: PreparedCommit | None = None
+        self, attempts: list[PreparedCommit], committed: PreparedCommit | None
     ) -> bool:
         """Discard attempts that can no longer succeed; return whether a competing commit was first.
 

@@ -663,7 +663,8 @@ class EventFile:
             self._options = writer_options(events, is_whole=False)
         stats = compute_stats(events)
         self._stats = self._stats.extended_with(stats) if self._stats else stats
-        schema = event_schema(_value_fields(events))
+        own_names = {*_EVENT_NAMES, *_LAST_NAMES}
+        schema = event_schema([field for field in events.schema if field.name not in own_names])
         self._held.append(events.cast(pa.schema([f.with_nullable(True) for f in schema])))
         # The last row group may still grow.
         *groups, last_group = self._cut_held()
@@ -706,11 +707,6 @@ class EventFile:
                     opened.close()
         if self._sink is not None:
             self.location.discard([self.location.file(self.path)])
-
-
-def _value_fields(events: pa.Table) -> list[pa.Field]:
-    metadata_names = set(event_schema([]).names)
-    return [column for column in events.schema if column.name not in metadata_names]
 
 
 def split_edits(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
