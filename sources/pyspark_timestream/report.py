@@ -136,7 +136,7 @@ def _split_text(text: str, size: int) -> tuple[str, str]:
     return text[:count], text[count:]
 
 
-def pad(text: str, size: int, to_right: bool = False) -> str:
+def pad(text: str, size: int, to_right: bool) -> str:
     """Fill a text up to `size` columns of a terminal with spaces."""
     room = " " * (size - cell_width(text))
     return room + text if to_right else text + room

@@ -255,7 +255,7 @@ class _CtiPath:
         return null_column is not None and null_column.lower() != self.column.lower()
 
 
-def keep_ctis(root: PlanOperator, column: str = "cti") -> tuple[Any, bool]:
+def keep_ctis(root: PlanOperator, column: str) -> tuple[Any, bool]:
     """Widen the filters in the plan of `root` so that CTI rows pass.
 
     A filter on the CTI column itself that keeps all CTI rows stays as it is.

@@ -560,7 +560,7 @@ class RegistryAnswers(NamedTuple):
 
 
 def ask_registry(
-    registry: SchemaRegistry | None, schema_ids: Sequence[SchemaId], subject: str | None = None
+    registry: SchemaRegistry | None, schema_ids: Sequence[SchemaId], subject: str | None
 ) -> RegistryAnswers:
     """Ask the registry for the schemas with these ids, until it fails.
 
@@ -587,7 +587,7 @@ def ask_registry(
 
 
 def find_reader_options(
-    registry: SchemaRegistry, topic: str, detection: Detection, user_subject: str | None = None
+    registry: SchemaRegistry, topic: str, detection: Detection, user_subject: str | None
 ) -> dict[str, str] | None:
     """Return the options that name the reader's schema; None if the registry lacks a subject.
 

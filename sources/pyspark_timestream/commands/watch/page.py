@@ -351,7 +351,7 @@ def _shorten_time(us: int | None, near_us: int | None) -> str:
 # -- the curve -------------------------------------------------------------------------------------
 
 
-def draw_curve(points: Sequence[CtiPoint], changes: Sequence[ClockChange] = ()) -> str:
+def draw_curve(points: Sequence[CtiPoint], changes: Sequence[ClockChange]) -> str:
     """Draw the CTI over the wall clock; empty with fewer than two points.
 
     If the CTI is near the wall clock, a dashed line shows the wall clock, and the gap is the delay.

@@ -369,7 +369,7 @@ def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:
 
 def _check_field(form: str, column: pa.Field) -> pa.Field:
     """Check the type of a JSON field; other formats check it against their schema."""
-    if contains(column.type, _is_struct_of_spark):
+    if contains(column.type, name_struct_of_spark):
         raise _column_refused(
             column,
             "is or contains a variant, geometry or geography, which is not read from payloads",
@@ -386,10 +386,6 @@ def _check_field(form: str, column: pa.Field) -> pa.Field:
             "declare it a string and use from_json on it",
         )
     return column
-
-
-def _is_struct_of_spark(data_type: pa.DataType) -> bool:
-    return name_struct_of_spark(data_type) is not None
 
 
 def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:

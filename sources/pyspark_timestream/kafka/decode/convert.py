@@ -222,7 +222,7 @@ def cast(array: pa.Array, target: pa.DataType) -> Converted:
 
 
 @functools.lru_cache(maxsize=1_000)
-def contains(data_type: pa.DataType, is_type: Callable[[pa.DataType], bool]) -> bool:
+def contains(data_type: pa.DataType, is_type: Callable[[pa.DataType], object]) -> bool:
     """Return whether a type, or one inside it, is of a kind."""
     children = [data_type.field(index).type for index in range(data_type.num_fields)]
     return bool(is_type(data_type)) or any(contains(child, is_type) for child in children)

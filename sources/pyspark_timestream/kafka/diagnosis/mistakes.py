@@ -118,7 +118,7 @@ def _report_counts(
     text: str,
     *,
     counter: PartitionCounter | None = None,
-    advice: str = "",
+    advice: str,
     holds_back: bool = False,
 ) -> Diagnosis:
     """Report the counted events; the level rises each time that their number doubles.
@@ -173,7 +173,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
     )
 
 
-def has_malformed(clock: PartitionClock, least: float = 0.0) -> bool:
+def has_malformed(clock: PartitionClock, least: float) -> bool:
     """True if `clock` has malformed events, at least the fraction `least` of all with a value."""
     return clock.malformed > 0 and clock.malformed >= least * (clock.events - clock.tombstones)
 
@@ -496,9 +496,7 @@ def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
 # -- late rows -------------------------------------------------------------------------------------
 
 
-def find_late_rows(
-    history: History, explained: Set[Partition] = frozenset()
-) -> Iterator[Diagnosis]:
+def find_late_rows(history: History, explained: Set[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis of partitions that dropped late events and are not `explained`."""
     last_batch, clocks = history[-1], history[-1].clocks
     dropped = _count_by_partition(

@@ -378,7 +378,6 @@ class _Reader:
         raise _refuse(value)
 
     def _read_operand(self, node: Any) -> Node:
-        """Read an operand of a comparison."""
         match node.key:
             case "paren":
                 return self.read(*_take(node, "this"))

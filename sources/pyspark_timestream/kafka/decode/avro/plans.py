@@ -589,7 +589,6 @@ _JSON: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 def _convert_default(requested: RequestedType, default: Any) -> Any:
-    """Convert a default from JSON."""
     kind = kind_of(requested.schema)
     if default is None and requested.nullable:
         return None

@@ -227,13 +227,11 @@ def _describe_type(field: Any) -> str:
 
 
 def _is_map(field: Any) -> bool:
-    """Return whether a field is a map."""
     is_message = field.type == field.TYPE_MESSAGE and field.is_repeated
     return is_message and _is_map_entry(field.message_type)
 
 
 def _is_map_entry(message: Any) -> bool:
-    """Return whether a message is an entry of a map."""
     return bool(message.GetOptions().map_entry)
 
 
@@ -243,7 +241,6 @@ def _name_field(field: Any) -> str:
 
 
 def _plan_field(field: Any, target: pa.DataType) -> FieldPlan:
-    """Plan the reading of `field` as `target`."""
     _check_readable(field)
     if _is_map(field):
         if not pa.types.is_map(target):
@@ -706,7 +703,8 @@ def _join(messages: pa.Array) -> tuple[memoryview, Integers]:
     """Join n messages into one, as its rows; return also the bounds of each row in it."""
     n = len(messages)
     lengths = np.diff(locate(messages)[0])
-    # The varint of a length takes one byte per group of seven bits.
+    # Before each message stands a head: the row's tag, and the message's length as a varint, which
+    # takes one byte per group of seven bits.
     groups = np.ones(n, dtype=np.int64)
     for digits in range(7, int(lengths.max(initial=0)).bit_length(), 7):
         groups += lengths >= 1 << digits
@@ -718,8 +716,8 @@ def _join(messages: pa.Array) -> tuple[memoryview, Integers]:
         more = np.where(groups[rows] > step + 1, 0x80, 0)
         heads[starts[rows] + 1 + step] = (lengths[rows] >> (7 * step)) & 0x7F | more
     buffers = [None, pa.py_buffer(starts.astype(np.int32)), pa.py_buffer(heads)]
-    tags = pa.BinaryArray.from_buffers(pa.binary(), n, buffers)
-    bounds, data = locate(pc.binary_join_element_wise(tags, messages, b""))
+    heads_by_row = pa.BinaryArray.from_buffers(pa.binary(), n, buffers)
+    bounds, data = locate(pc.binary_join_element_wise(heads_by_row, messages, b""))
     return data.data, bounds
 
 
