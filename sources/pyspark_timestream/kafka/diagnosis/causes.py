@@ -71,35 +71,35 @@ def diagnose(
     failed after it had planned its last batch.
     """
     last_batch = history[-1]
+    is_final, warnings = last_batch.offset.final, recall_warnings(last_batch.offset.warnings)
     ahead = _find_clocks_ahead(last_batch)
-    rules = [
+    found = [
         *outside,
         *find_mistakes(history),
         *report_clocks_ahead(history, ahead),
         *_find_lost_rows(history, ahead),
     ]
-    if not last_batch.offset.final:
-        rules += _find_blockers(history, ahead)
-    warnings = recall_warnings(last_batch.offset.warnings)
-    kinds = {diagnosis.kind for diagnosis in rules}
-    rules += [warning for warning in warnings if kinds.isdisjoint(_list_refined(warning))]
+    if not is_final:
+        found += _find_blockers(history, ahead)
+    # An earlier warning stays unless the history shows the same, or what it has turned into.
+    kinds = {diagnosis.kind for diagnosis in found}
+    found += [warning for warning in warnings if kinds.isdisjoint(_list_refined(warning))]
     unread = {partition for partition, size in count_remaining(history).items() if size}
-    if last_batch.offset.final:
-        rules.append(_report_end(history, failed or bool(rules)))
-    elif unread and all(diagnosis.kind is not Kind.BACKLOG for diagnosis in rules):
-        rules.append(_report_backlog(history, sorted(unread)))
+    if is_final:
+        found.append(_report_end(history, failed or bool(found)))
+    elif unread and all(diagnosis.kind is not Kind.BACKLOG for diagnosis in found):
+        found.append(_report_backlog(history, sorted(unread)))
+    if not found:
+        return (_report_caught_up(last_batch),)
     warned = {kind for diagnosis in (*outside, *warnings) for kind in _list_refined(diagnosis)}
-    diagnoses = sorted(
-        rules,
+    found.sort(
         key=lambda diagnosis: (
             _rank(diagnosis),
             diagnosis.kind not in warned,
             _KIND_ORDER.index(diagnosis.kind),
-        ),
+        )
     )
-    return tuple(add_details(diagnoses, last_batch.offset.warnings)) or (
-        _report_caught_up(last_batch),
-    )
+    return tuple(add_details(found, last_batch.offset.warnings))
 
 
 def _list_refined(warning: Diagnosis) -> tuple[Kind, ...]:
