@@ -59,6 +59,15 @@ def test_demo_that_is_killed_leaves_no_broker(tmp_path: Path) -> None:
     assert ends(lambda: list(find_processes(tmp_path)) or list(tmp_path.glob("timestream-demo-*")))
 
 
+def test_demos_that_start_at_the_same_time_have_ports_of_their_own(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    with demo(tmp_path / "one") as one, demo(tmp_path / "other") as other:
+        addresses = {address_in(printed_until(process, LAST_LINE)) for process in (one, other)}
+        assert len(addresses) == 2
+        assert all(map(answers, addresses))
+
+
 @pytest.mark.soak
 def test_demo_with_seconds_ends_by_itself(tmp_path: Path) -> None:
     with demo(tmp_path, "--seconds", "1") as process:

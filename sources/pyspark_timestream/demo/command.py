@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from pyspark_timestream.demo.broker import (
     find_user_cache,
     free_port,
     has_jars,
+    locked,
     wait_for_broker,
 )
 from pyspark_timestream.demo.data import (
@@ -155,8 +156,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         if arguments.seconds is not None and not arguments.seconds >= 0:  # A NaN is none.
             raise NoDemo(f"--seconds is {arguments.seconds}; accepted: 0 or more")
-        port = choose_port(arguments.port)
-        with _broker(port) as server:
+        with _broker(arguments.port) as (port, server):
             return _demonstrate(arguments, f"localhost:{port}", server)
     except (NoDemo, OSError) as error:
         print(error, file=sys.stderr)
@@ -194,16 +194,18 @@ def choose_port(port: int | None, default: int = _DEFAULT_PORT, name: str = "--p
 
 
 @contextmanager
-def _broker(port: int) -> Iterator[KafkaProcess]:
-    """Run a broker that answers, and close it when the block ends."""
-    server = _create_broker(port)
-    try:
-        with show_progress("Starting a Kafka broker", 6):
-            server.start()
-            wait_for_broker(server)
-        yield server
-    finally:
-        server.close()
+def _broker(port: int | None) -> Iterator[tuple[int, KafkaProcess]]:
+    """Run a broker that answers, and close it when the block ends; give its port, too."""
+    with ExitStack() as stack:
+        # Demos start one after another: a port looks free until its broker listens.
+        with locked(find_user_cache(), "start"):
+            chosen = choose_port(port)
+            server = _create_broker(chosen)
+            stack.callback(server.close)
+            with show_progress("Starting a Kafka broker", 6):
+                server.start()
+                wait_for_broker(server)
+        yield chosen, server
 
 
 def _create_broker(port: int) -> KafkaProcess:
@@ -241,8 +243,10 @@ def _demonstrate(arguments: argparse.Namespace, address: str, server: KafkaProce
 
 
 def _serve_pages(arguments: argparse.Namespace, address: str, server: KafkaProcess) -> int:
-    port = choose_port(arguments.registry_port, _REGISTRY_PORT, "--registry-port")
-    with serve_registry(port):
+    with ExitStack() as stack:
+        with locked(find_user_cache(), "start"):
+            port = choose_port(arguments.registry_port, _REGISTRY_PORT, "--registry-port")
+            stack.enter_context(serve_registry(port))
         with show_progress("Making the topics of the pages", 3):
             counts = create_topics(address, make_topics_of_pages())
         facts = {"address": address, "registry": f"http://localhost:{port}"}
