@@ -124,6 +124,20 @@ class OptionSpec:
         """Return the text that reads back to `value`; None if that means "not given"."""
         return self.parser.none_text if value is None else self.parser.format(value)
 
+    def read(self, text: str) -> Any:
+        """Return the value that the option's text stands for.
+
+        Raises:
+            OptionError: the text cannot be read.
+        """
+        try:
+            return self.parser.parse(text)
+        except RecursionError:
+            problem = f"cannot read '{text[:100]}...' (it is nested too deeply)"
+            raise self.error(problem) from None
+        except ValueError as error:
+            raise self.error(f"cannot read '{text}' ({error})") from error
+
     def error(self, problem: str) -> OptionError:
         """Return this option's error about `problem`."""
         return OptionError(self.name, problem, self.parser.accepts, self.next_step())
@@ -207,13 +221,27 @@ def read_options(
     own_texts = {key: value for key, value in texts.items() if not key.startswith(tuple(prefixes))}
     _refuse_unknown(own_texts, declared.values(), foreign or {}, settings)
     values = {
-        by_key[key]: _parse(declared[by_key[key]], value)
+        by_key[key]: declared[by_key[key]].read(value)
         for key, value in texts.items()
         if key in by_key
     }
     for spec in declared.values():
         _check_companions(spec, declared.values(), texts)
     return options_class(**values)
+
+
+def check_given(specs: Iterable[OptionSpec], raw: Mapping[str, str]) -> None:
+    """Check options that others may be added to: each text, and that none excludes another.
+
+    Raises:
+        OptionError: a text cannot be read, or two options conflict.
+    """
+    texts = {key.lower(): value for key, value in raw.items()}
+    given = [spec for spec in specs if spec.name.lower() in texts]
+    for spec in given:
+        spec.read(texts[spec.name.lower()])
+    for spec in given:
+        _check_excluded(spec, texts)
 
 
 def _refuse_unknown(
@@ -277,16 +305,6 @@ def _flatten(name: str) -> str:
     return name.lower().translate(str.maketrans("", "", "._-"))
 
 
-def _parse(spec: OptionSpec, value: str) -> Any:
-    try:
-        return spec.parser.parse(value)
-    except RecursionError:
-        problem = f"cannot read '{value[:100]}...' (it is nested too deeply)"
-        raise spec.error(problem) from None
-    except ValueError as error:
-        raise spec.error(f"cannot read '{value}' ({error})") from error
-
-
 def _check_companions(
     spec: OptionSpec, declared: Iterable[OptionSpec], texts: Mapping[str, str]
 ) -> None:
@@ -297,14 +315,7 @@ def _check_companions(
         if spec.required and not replaced:
             raise OptionError(spec.name, "it is missing", spec.parser.accepts, "set it")
         return
-    for excluded in spec.excludes:
-        if excluded.lower() in texts:
-            raise OptionError(
-                spec.name,
-                f"'{value}' conflicts with option '{excluded}' ('{texts[excluded.lower()]}')",
-                f"one of '{spec.name}' and '{excluded}'",
-                "leave one of the two out",
-            )
+    _check_excluded(spec, texts)
     if spec.needs and not any(need.lower() in texts for need in spec.needs):
         raise OptionError(
             spec.name,
@@ -312,6 +323,18 @@ def _check_companions(
             "it together with " + " or ".join(f"'{need}'" for need in spec.needs),
             f"set {' or '.join(repr(need) for need in spec.needs)} too, or leave it out",
         )
+
+
+def _check_excluded(spec: OptionSpec, texts: Mapping[str, str]) -> None:
+    for excluded in spec.excludes:
+        if excluded.lower() in texts:
+            raise OptionError(
+                spec.name,
+                f"'{texts[spec.name.lower()]}' conflicts with option '{excluded}' "
+                f"('{texts[excluded.lower()]}')",
+                f"one of '{spec.name}' and '{excluded}'",
+                "leave one of the two out",
+            )
 
 
 TEXT: Final = Parser(str, "any text")

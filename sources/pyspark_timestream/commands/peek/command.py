@@ -23,11 +23,12 @@ from pyspark_timestream.commands.peek.examine import (
     examine,
 )
 from pyspark_timestream.core.instants import Integers, format_instant
-from pyspark_timestream.core.options import is_secret
+from pyspark_timestream.core.options import check_given, is_secret
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 from pyspark_timestream.kafka.schemas import ReaderSchema
@@ -410,6 +411,9 @@ def main(arguments: argparse.Namespace) -> int:
 
     def report() -> str:
         raw = read_arguments(arguments)
+        # Refuse now what a broker that does not answer would hide.
+        check_given(SPECS.values(), raw)
+        read_registry_settings({name.lower(): text for name, text in raw.items()})
         sample = _read_sample(read_kafka_options(select_reading(raw)), arguments.topic, _RECORDS)
         examined = examine(sample, raw)
         return to_json(examined) if arguments.json else format_report(examined, terminal_width())

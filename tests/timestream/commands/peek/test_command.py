@@ -41,6 +41,10 @@ def test_peek_loads_no_spark():
         ("KAFKA.bootstrap.servers=hunter2", "leave it out, or use --bootstrap-servers"),
         ("kafka.max.poll.records=1", "option 'kafka.max.poll.records': it is not supported here"),
         ("starttme=hunter2", "option 'starttme': there is no such option"),
+        ("valueFormat=jsn", "option 'valueFormat': cannot read 'jsn'"),
+        ("ctiDelay=soon", "option 'ctiDelay': cannot read 'soon'"),
+        ("schemaRegistry.url=", "option 'schemaRegistry.url': it is missing"),
+        ("schemaRegistry.basic.auth=hunter2", "option 'schemaRegistry.basic.auth'"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(option, said, capsys):
@@ -49,3 +53,9 @@ def test_a_wrong_option_is_one_sentence(option, said, capsys):
     assert said in printed.err
     assert printed.out == ""
     assert "hunter2" not in printed.err or "starttme" in option
+
+
+def test_options_that_exclude_each_other_are_refused_before_the_broker_is_asked(capsys):
+    given = [f"--option={text}" for text in ("maxTasks=2", "minPartitions=3")]
+    assert main([*ASKED, *given]) == 1
+    assert "conflicts with option" in capsys.readouterr().err
