@@ -618,12 +618,18 @@ def _encode_groups(table: pa.Table, group: str | None) -> tuple[tuple[str, ...],
     encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
-    names = tuple(
-        "(null)" if value is None else escape_controls(str(value))
-        for value in encoded.dictionary.to_pylist()
-    )
+    names = tuple(map(_name_group, encoded.dictionary))
     codes: Int64Array = encoded.indices.to_numpy().astype(np.int64)
     return names, codes
+
+
+def _name_group(cell: pa.Scalar) -> str:
+    if not cell.is_valid:
+        return "(null)"
+    try:
+        return escape_controls(str(cell.as_py()))
+    except OverflowError:  # Python has no time outside the years 1 to 9999.
+        return str(cell.cast(pa.string()))
 
 
 def _find_edited(table: pa.Table) -> BoolArray:

@@ -33,7 +33,7 @@ from pyspark_tseries.chart.figure import (
 )
 from pyspark_tseries.chart.svg import draw_svg
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, import_library
-from pyspark_tseries.model.arrays import is_same, to_int64
+from pyspark_tseries.model.arrays import is_same, list_values, to_int64
 from pyspark_tseries.model.buckets import parse_length, parse_zone
 from pyspark_tseries.model.columns import (
     EDIT_TIME,
@@ -656,7 +656,7 @@ def is_same_column(column: pa.ChunkedArray, other_column: pa.ChunkedArray) -> bo
     return (
         has_floats
         and len(column) == len(other_column)
-        and is_same(column.to_pylist(), other_column.to_pylist())
+        and is_same(list_values(column), list_values(other_column))
     )
 
 

@@ -12,16 +12,18 @@ notes.
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.errors import UpdateFailed
-from pyspark_tseries.model.arrays import is_same
+from pyspark_tseries.model.arrays import encode_values, find_number_runs, to_int64
 from pyspark_tseries.model.columns import originals_of
+from pyspark_tseries.model.downsampling import flag_changed
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.read.scan import Scope, run_query
@@ -162,33 +164,44 @@ class _Withdrawal(Revision):
         keys = keys.append_column("sequence", events["sequence"])
         keys = keys.join(corrected, ["series", "original"], join_type="left semi")
         keys = keys.sort_by([(name, "ascending") for name in ("series", "original", "sequence")])
-        windows = dict[tuple[str, int], list[_Version]]()
-        for key, event in zip(keys.to_pylist(), events.take(keys["row"]).to_pylist(), strict=True):
-            window = windows.setdefault((key["series"], key["original"]), [])
-            window.append(_Version(event, key["is_own"]))
-        edits = [edit for key, window in windows.items() for edit in self._restore(*key, window)]
-        return pa.Table.from_pylist(edits, schema).combine_chunks()
+        if not keys.num_rows:
+            return schema.empty_table()
+        return self._restore(keys, events.take(keys["row"]), schema)
 
-    def _restore(
-        self, series: str, original: int, window: list["_Version"]
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the edit of a window, unless it already has the last values of other writers."""
-        first, last = window[0].event, window[-1].event
-        others = [version.event for version in window if not version.is_own]
+    def _restore(self, keys: pa.Table, events: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Return an edit of each window that does not have the last values of other writers yet.
+
+        `events` are the versions of the windows, in the order of `keys`.
+        """
+        _, codes = encode_values(keys["series"].combine_chunks())
+        begins, sizes = find_number_runs(codes, to_int64(keys["original"]))
+        row_numbers = np.arange(keys.num_rows)
+        others = np.where(keys["is_own"].to_numpy(), -1, row_numbers)
+        others = np.maximum.reduceat(others, begins)
+        # A window made only by late rows keeps its start.
+        sources = {self.start: np.where(others < 0, begins, others)}
         names = [field.name for field in self.values if field.name != REASON]
-        restored = {
-            name: others[-1][name] if others else first[name] if name == self.start else None
-            for name in names
-        }
-        if not all(is_same(last[name], restored[name]) for name in names):
-            yield {"series": series, EDIT_OF.name: original, **restored, REASON: self.reason}
-
-
-class _Version(NamedTuple):
-    """A version of a window, and whether a corrector wrote it."""
-
-    event: dict[str, Any]
-    is_own: bool
+        restored = pa.table(
+            {
+                name: events[name].take(pa.array(rows, mask=rows < 0))
+                for name in names
+                for rows in (sources.get(name, others),)
+            }
+        )
+        last = events.select(names).take(pa.array(begins + sizes - 1))
+        is_changed = pa.array(flag_changed(last, restored))
+        first_keys = keys.take(pa.array(begins)).filter(is_changed)
+        restored = restored.filter(is_changed)
+        columns = {name: restored[name] for name in names}
+        columns |= {"series": first_keys["series"], EDIT_OF.name: first_keys["original"]}
+        columns[REASON] = pa.array([self.reason] * restored.num_rows, pa.string())
+        arrays = [
+            columns[field.name].cast(field.type)
+            if field.name in columns
+            else pa.nulls(restored.num_rows, field.type)
+            for field in schema
+        ]
+        return pa.Table.from_arrays(arrays, schema=schema).combine_chunks()
 
 
 def _note_withdrawal(location: Location, query: str, batch: int) -> None:

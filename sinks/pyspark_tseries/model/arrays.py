@@ -219,6 +219,30 @@ def is_same(value: Any, other_value: Any) -> bool:
     return bool(value == other_value)
 
 
+def list_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Return a column's values, times and dates as numbers.
+
+    Python has no time outside the years 1 to 9999, but a value column may have one.
+    """
+    values: list[Any] = column.cast(_number_times(column.type)).to_pylist()
+    return values
+
+
+def _number_times(data_type: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(data_type):
+        return pa.int64()
+    if pa.types.is_date32(data_type):
+        return pa.int32()
+    if pa.types.is_struct(data_type):
+        return pa.struct([field.with_type(_number_times(field.type)) for field in data_type])
+    if pa.types.is_map(data_type):
+        return pa.map_(_number_times(data_type.key_type), _number_times(data_type.item_type))
+    if pa.types.is_list(data_type):
+        field = data_type.value_field
+        return pa.list_(field.with_type(_number_times(field.type)))
+    return data_type
+
+
 BLOCK_ROWS: Final = 1 << 14
 MAX_SEPARATE_BLOCKS: Final = 8
 """For more blocks than this, one NumPy call on the whole column is faster."""

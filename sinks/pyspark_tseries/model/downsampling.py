@@ -29,6 +29,7 @@ from pyspark_tseries.model.arrays import (
     encode_values,
     find_number_runs,
     is_same,
+    list_values,
     to_int64,
 )
 from pyspark_tseries.model.buckets import Buckets
@@ -575,7 +576,7 @@ def flag_changed(old: pa.Table, new: pa.Table) -> BoolArray:
 
 def _flag_same(old: pa.Array, new: pa.Array) -> BoolArray:
     if pa.types.is_nested(new.type):
-        pairs = zip(old.to_pylist(), new.to_pylist(), strict=True)
+        pairs = zip(list_values(old), list_values(new), strict=True)
         return np.array([is_same(*pair) for pair in pairs], bool)
     same = pc.fill_null(pc.equal(old, new), False)
     same = pc.or_(same, pc.and_(pc.is_null(old), pc.is_null(new)))

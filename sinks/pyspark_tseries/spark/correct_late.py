@@ -171,13 +171,26 @@ def merge_windows(
         if name in arrow_rules:
             columns[name] = grouped[name].cast(data_type)
         elif name in functions:
-            values = windows[name].to_pylist()
+            values = _read_values(windows, name)
             folded = [
                 _fold([values[row] for row in rows], functions[name]) for rows in rows_of_windows
             ]
             columns[name] = pa.chunked_array([pa.array(folded, data_type)])
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
+
+
+def _read_values(windows: pa.Table, name: str) -> list[Any]:
+    try:
+        values: list[Any] = windows[name].to_pylist()
+    except OverflowError:
+        raise IncompatibleValue(
+            f"column '{name}' ({windows[name].type}) holds a time that Python cannot represent, "
+            "and a function merges it",
+            "the years 1 to 9999",
+            "merge it by 'min' or 'max', or cast it to a number. Nothing of the batch is stored",
+        ) from None
+    return values
 
 
 def _number(table: pa.Table, name: str) -> pa.Table:
@@ -708,7 +721,6 @@ class _Corrector:
 
     def _warn_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:
-            example = windows.slice(0, 1).to_pylist()[0]
             us = windows[self.rules.keys[1]].cast(pa.int64())[0].as_py()
             _LOG.warning(
                 "%d late rows of %d windows are left out of the store '%s', such as '%s' at %s, "
@@ -716,7 +728,7 @@ class _Corrector:
                 sum(windows[ROWS].to_pylist()),
                 windows.num_rows,
                 self.location.root,
-                example[self.rules.keys[0]],
+                windows[self.rules.keys[0]][0],
                 format_instant(us),
                 why,
             )

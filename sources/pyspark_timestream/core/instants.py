@@ -208,11 +208,15 @@ def _refuse_nanoseconds(value: object, nanoseconds: int, name: str, refuse: Refu
 
 
 def format_instant(us: int) -> str:
-    """Write ISO-8601 with a Z; parse_instant reads it back.
+    """Write ISO-8601 with a Z; parse_instant reads it back if it is a legal application time.
 
     >>> format_instant(1_500_000)
     '1970-01-01T00:00:01.500000Z'
+    >>> format_instant(MIN_US - 1)
+    '0000-12-31T23:59:59.999999Z'
     """
+    if not MIN_US <= us < FINAL_US + SECOND_US:  # No datetime has it, but a value may.
+        return f"{np.datetime64(us, 'us')}Z".replace(".000000Z", "Z")
     return to_datetime(us).isoformat().replace("+00:00", "Z")
 
 

@@ -743,3 +743,29 @@ def test_a_wrong_argument_of_the_command_is_told_and_makes_nothing(
     assert command(source, tmp_path, *more) == 1
     assert re.search(said, capsys.readouterr().err)
     assert not (tmp_path / "r").exists()
+
+
+def test_times_inside_values_that_python_lacks_are_compared_and_named_in_charts(tmp_path):
+    old_us, fields = -70_000_000_000_000_000, [("at", INSTANT)]  # In the year -249.
+
+    def cell(us):
+        return pa.array([us], pa.int64()).cast(INSTANT)[0]
+
+    columns = {"inside": pa.struct(fields), "tag": INSTANT}
+    store = TimeSeries.create(tmp_path / "s", columns, retained_range="unlimited")
+    for number in range(3):
+        value = {"inside": {"at": cell(old_us)}, "tag": cell(old_us)}
+        store.append("a", value, BEGIN + number * HOUR)
+
+    def run():
+        return store.rollup(
+            str(tmp_path / "r"), every="1 hour", aggregates={"first": ("inside", "first")}
+        )
+
+    assert run().added == 2
+    store.edit("a", 0, {"inside": {"at": cell(old_us)}, "tag": None})
+    assert run().edited == 0
+    store.edit("a", 0, {"inside": {"at": cell(old_us + 1)}, "tag": None})
+    assert run().edited == 1
+    by_tag = store.range_query().every("1 hour").aggregate(n=("*", "count")).by("tag").select_from()
+    assert "-0249-10-15" in by_tag.chart().to_svg()

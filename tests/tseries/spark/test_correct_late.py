@@ -252,6 +252,44 @@ def test_window_older_than_max_age_is_left_out_counted_and_told(tmp_path, caplog
     assert "'a' at 1970-01-01T00:00:00Z, which is further before" in told
 
 
+OLD_US = -70_000_000_000_000_000  # In the year -249, which no datetime has.
+
+
+def test_window_before_the_year_1_that_is_too_old_is_told(tmp_path, caplog):
+    main = Main(tmp_path / "s")
+    main.write([("a", 0, 5)], 0)
+    plan(tmp_path / "s", HOUR_US).correct(windows([("a", OLD_US // HOUR_US, 2)]), "q", 0)
+    assert "1 late rows of 1 windows are left out" in caplog.text
+
+
+def test_a_time_that_python_lacks_is_withdrawn_and_a_function_cannot_merge_it(tmp_path):
+    path, keys = tmp_path / "s", ("series", "hour")
+    fields = {"hour": INSTANT, "at": INSTANT, "inside": pa.struct([("at", INSTANT)])}
+    TimeSeries.create(path, {**fields, "reason": pa.string()}, "unlimited")
+    store = Store.open(str(path))
+    old = pa.array([OLD_US, OLD_US + 1]).cast(INSTANT)
+    schema = staged_schema(store.values)
+    hours = [{"series": "a", "timestamp": us, "hour": us} for us in (0, HOUR_US)]
+    rows = pa.Table.from_pylist(hours, schema)
+    inside = pa.StructArray.from_arrays([old], fields=list(fields["inside"]))
+    for name, column in (("at", old), ("inside", inside)):
+        rows = rows.set_column(schema.names.index(name), schema.field(name), column)
+    rows = rows.combine_chunks()
+    store.append(Batch(rows, "fail", "main", ("tseries:q:main", 0), cti_us=3 * HOUR_US))
+    late = pa.table({"series": ["a"], "hour": pa.array([START], INSTANT), "at": old[1:], ROWS: [1]})
+
+    def correct(rule):
+        rules = WindowRules(keys, {"at": rule}, 0, "me", "late")
+        _Corrector(parse_location(str(path)), rules).correct(late, "q", 0)
+
+    with pytest.raises(IncompatibleValue, match=r"column 'at' .* a function merges it; accepted"):
+        correct(lambda a, b: b)
+    correct("max")
+    assert withdraw_corrections(str(path), start="hour", author="me") == 1
+    found = TimeSeries.open(path).range_query().select_from().table
+    assert found["at"].cast(pa.int64()).to_pylist() == [OLD_US, OLD_US + 1]
+
+
 def test_window_out_of_the_retained_range_is_told_and_not_written_again(tmp_path, caplog):
     main = Main(tmp_path / "s", "last 1H")
     for hour in range(4):
