@@ -138,16 +138,14 @@ def load_table(location: Location) -> DeltaTable:
         return DeltaTable(location.uri, storage_options=location.storage_options)
     except TableNotFoundError:
         raise
-    except (DeltaError, ValueError):
-        if not location.is_local:
-            raise
+    except (DeltaError, ValueError, FileNotFoundError):
         # Delta fails if `_last_checkpoint` names a missing checkpoint. It succeeds if it first
         # opens an older version, and then updates.
         earlier = _missing_checkpoint(location) - 1
         if earlier < 0:
             # Delta may have listed the log while another process shortened it, and then misses
             # entries that are there. Open it once more; a second failure is real.
-            return DeltaTable(location.uri)
+            return DeltaTable(location.uri, storage_options=location.storage_options)
         table = DeltaTable(location.uri, earlier, storage_options=location.storage_options)
         table.update_incremental()
         return table

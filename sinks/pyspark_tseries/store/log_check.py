@@ -52,6 +52,11 @@ MAX_UNSYNCED_ENTRIES: Final = 64
 """Search up to this many entries for unsynced files; if there are more, sync all files."""
 
 
+MAX_SEARCHED_ENTRIES: Final = 100
+"""If a tool does not say which version it had read, search this many entries before its own for
+removals of the files that it replaces."""
+
+
 def read_entry(location: Location, version: int) -> Entry | None:
     """Return the log's entry `version`, None if it was removed; raise TornEntry or OSError."""
     try:
@@ -180,12 +185,17 @@ def _find_doubled_rows(location: Location, entry: Entry) -> Entry:
     """Return an entry of another tool without the files that were gone before it removed them.
 
     An OPTIMIZE of delta-rs commits although another client has replaced its files since it read the
-    log. Their rows are then in the table twice, so it changes rows.
+    log. Their rows are then in the table twice, so it changes rows. A tool need not say which
+    version it had read: then no file that one of the entries before has removed may be among its.
     """
     if entry.own is not None or not entry.removed:
         return entry
+    since = entry.read_version
+    if since is None:
+        # Without a new file no row is there twice, whatever is removed once more.
+        since = entry.version - 1 - (MAX_SEARCHED_ENTRIES if entry.added else 0)
     gone: set[str] = set()
-    for version in range(max(entry.read_version + 1, 0), entry.version):
+    for version in range(max(since + 1, 0), entry.version):
         between = read_whole_entry(location, version)
         if between is not None:
             gone = (gone | between.removed.keys()) - between.added.keys()

@@ -139,7 +139,7 @@ class Entry:
     `own` is the `tseries` object of its `commitInfo`, None if another tool made it. `changes_rows`
     is True if a file changes the table's rows, `changes_table` if the entry sets columns,
     properties or the protocol, and `changes_protocol` if it sets the protocol. `read_version` is
-    the version of the log that another tool had read, or the one before this entry.
+    the version of the log that a tool had read, None if it does not say so.
     """
 
     version: int
@@ -152,7 +152,7 @@ class Entry:
     changes_rows: bool = False
     changes_table: bool = False
     changes_protocol: bool = False
-    read_version: int = -1
+    read_version: int | None = None
 
     @property
     def commit(self) -> int | None:
@@ -363,7 +363,7 @@ def parse_entry(version: int, data: bytes) -> Entry:
         changes_rows=any(action["dataChange"] for action in (*added.values(), *removed.values())),
         changes_table=any("metaData" in line or "protocol" in line for line in lines),
         changes_protocol=any("protocol" in line for line in lines),
-        read_version=read if isinstance(read, int) else version - 1,
+        read_version=read if isinstance(read, int) else None,
     )
 
 

@@ -1,5 +1,6 @@
 """Other tools on a store: what keeps the rows works; what changes them is refused, and undone."""
 
+import json
 import re
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -248,6 +249,33 @@ def test_an_optimize_that_overlooked_another_is_refused_and_undone(path, rival, 
     assert verify(str(path)) == []
     assert DeltaTable(path).to_pyarrow_table().num_rows == rows
     series.append("a", 10.0)
+
+
+def without_read_version(path):
+    """Take `readVersion` out of the newest entry, which Delta's protocol does not ask for."""
+    table = DeltaTable(path)
+    entry = Path(path, "_delta_log", f"{table.version():020d}.json")
+    lines = [json.loads(line) for line in entry.read_text().splitlines()]
+    for line in lines:
+        line.get("commitInfo", {}).pop("readVersion", None)
+    entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("rival", [None, merged_by_us])
+def test_an_optimize_that_does_not_say_what_it_read_is_refused_if_rows_are_there_twice(path, rival):
+    begun = DeltaTable(path)
+    if rival is not None:
+        rival(path)
+    before = contents(path)
+    compacted(begun)
+    without_read_version(path)
+    if rival is None:
+        assert contents(path) == before
+        return
+    with pytest.raises(UnusableStore, match=r"is an OPTIMIZE .*restore"):
+        Client(path)
+    assert len(repair(str(path)).mended) == 1
+    assert contents(path) == before
 
 
 # -- a change of rows ----------------------------------------------------------------------------

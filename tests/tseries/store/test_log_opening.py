@@ -27,3 +27,17 @@ def test_a_list_of_the_log_that_misses_entries_is_asked_for_once_more(
     else:
         with pytest.raises(UnusableStore, match="cannot be opened as a store: a gap between"):
             log.open_table(location)
+
+
+@pytest.mark.parametrize("error", [DeltaError("a gap between 1 and 3"), FileNotFoundError("3")])
+def test_a_list_of_an_object_stores_log_is_asked_for_once_more(monkeypatch, error):
+    found, errors = object(), [error]
+
+    def open_while_entries_go(uri, storage_options):
+        if errors:
+            raise errors.pop()
+        assert (uri, storage_options["AWS_REGION"]) == ("s3://bucket/s", "eu-west-1")
+        return found
+
+    monkeypatch.setattr(log, "DeltaTable", open_while_entries_go)
+    assert log.load_table(parse_location("s3://bucket/s", {"AWS_REGION": "eu-west-1"})) is found
