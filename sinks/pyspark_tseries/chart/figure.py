@@ -40,6 +40,7 @@ from pyspark_tseries.model.arrays import (
     FloatArray,
     Int64Array,
     find_number_runs,
+    list_texts,
     sort_by_code,
     to_int64,
 )
@@ -618,18 +619,9 @@ def _encode_groups(table: pa.Table, group: str | None) -> tuple[tuple[str, ...],
     encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
-    names = tuple(map(_name_group, encoded.dictionary))
+    names = tuple(map(escape_controls, list_texts(encoded.dictionary)))
     codes: Int64Array = encoded.indices.to_numpy().astype(np.int64)
     return names, codes
-
-
-def _name_group(cell: pa.Scalar) -> str:
-    if not cell.is_valid:
-        return "(null)"
-    try:
-        return escape_controls(str(cell.as_py()))
-    except OverflowError:  # Python has no time outside the years 1 to 9999.
-        return str(cell.cast(pa.string()))
 
 
 def _find_edited(table: pa.Table) -> BoolArray:

@@ -228,6 +228,15 @@ def list_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     return values
 
 
+def list_texts(column: pa.Array) -> Iterator[str]:
+    """Yield each value as a text; a time that Python lacks is one, too."""
+    for cell in column:
+        try:
+            yield str(cell.as_py()) if cell.is_valid else "(null)"
+        except OverflowError:
+            yield str(cell.cast(pa.string()))
+
+
 def _number_times(data_type: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(data_type):
         return pa.int64()
