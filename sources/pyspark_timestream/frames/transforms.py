@@ -5,7 +5,7 @@ the greatest CTI Spark's watermark; data rows have a null `cti` and cannot move 
 event-time column then tells Spark that the watermark is about that column.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -450,8 +450,10 @@ def order_by_time(
     if df.isStreaming:
         rows = rows.withColumn(_BATCH_TIME, F.current_timestamp())
     arrivals = [StructField(name, LongType(), False) for name in ARRIVAL]
-    arrived = rows.mapInArrow(
-        partial(_add_arrival, is_stream=df.isStreaming), StructType([*schema.fields, *arrivals])
+    arrived = _map_in_arrow(
+        rows,
+        partial(_add_arrival, is_stream=df.isStreaming),
+        StructType([*schema.fields, *arrivals]),
     )
     data_columns = [name for name in arrived.columns if name not in (*keys, event_time)]
     waiting = F.collect_list(F.struct(*[quote_name(name) for name in data_columns]))
@@ -461,7 +463,29 @@ def order_by_time(
     # One task for all rows of a key, so that they stay in order on their way into a sink.
     together = released.repartition(*[quote_name(name) for name in keys])
     together = together.select(*[quote_name(name) for name in arrived.columns])
-    return together.mapInArrow(partial(sort_by_time, event_time=event_time), schema)
+    return _map_in_arrow(together, partial(sort_by_time, event_time=event_time), schema)
+
+
+_Batches = Iterable[pa.RecordBatch]
+
+
+def _map_in_arrow(
+    df: DataFrame, function: Callable[[_Batches], Iterator[pa.RecordBatch]], schema: StructType
+) -> DataFrame:
+    names = df.columns
+    if not any(mark in name for name in names for mark in ".`"):
+        return df.mapInArrow(function, schema)
+    # Spark's method takes a dot in a column's name for the way into a struct.
+    plain = df.toDF(*[f"column_{number}" for number in range(len(names))])
+    return plain.mapInArrow(partial(_map_named, function=function, names=names), schema)
+
+
+def _map_named(
+    batches: _Batches,
+    function: Callable[[_Batches], Iterator[pa.RecordBatch]],
+    names: Sequence[str],
+) -> Iterator[pa.RecordBatch]:
+    return function(batch.rename_columns(names) for batch in batches)
 
 
 def _add_arrival(batches: Iterable[pa.RecordBatch], is_stream: bool) -> Iterator[pa.RecordBatch]:

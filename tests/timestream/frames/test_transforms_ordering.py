@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.frames.transforms import ARRIVAL, add_arrival, sort_by_time
+from pyspark_timestream.frames.transforms import ARRIVAL, add_arrival, order_by_time, sort_by_time
 
 SCHEMA = pa.schema([
     pa.field("t", pa.timestamp("us", "UTC"), nullable=False), ("id", pa.int32()),
@@ -80,3 +80,15 @@ def test_arrivals_have_the_number_of_a_batch_rather_than_its_time() -> None:
 def test_nothing_released_is_nothing() -> None:
     (stamp,) = add_arrival([batch([])], 0, 0)
     assert list(sort_by_time([stamp], "t")) == list(sort_by_time([], "t")) == []
+
+
+def test_names_of_columns_may_have_dots(spark):
+    """`mapInArrow` takes a dot for the way into a struct, and fields are named by their paths."""
+    row = "SELECT '{}' AS `a.b`, timestamp_seconds({}) AS `at``.`, CAST(NULL AS timestamp) AS cti"
+    came = [("x", 3), ("y", 2), ("x", 1)]
+    df = spark.sql(" UNION ALL ".join(row.format(*cells) for cells in came))
+    ordered = order_by_time(df, "a.b", event_time="at`.")
+    assert ordered.columns == ["a.b", "at`."]
+    rows = [(key, int(at.timestamp())) for key, at in ordered.collect()]
+    assert [second for key, second in rows if key == "x"] == [1, 3]
+    assert sorted(rows) == sorted(came)
