@@ -680,7 +680,9 @@ def _rebuild_index(store: Store, files: Sequence[DataFile], now_us: int) -> Seri
 def _keep_counts(states: pa.Table, before: SeriesIndex) -> pa.Table:
     """Return states with the counts of `before`, which include events that compaction removed."""
     counts = before.lookup(states["series"].to_pylist())
-    first_us = np.minimum(counts["first_us"], to_int64(states["first_us"]))
+    kept_us, stored_us = counts["first_us"], to_int64(states["first_us"])
+    # Of a series of erased edits alone no original is stored.
+    first_us = np.where(stored_us == NEVER_US, kept_us, np.minimum(kept_us, stored_us))
     for name, column in (("first_us", first_us), ("edits", counts["edits"])):
         states = states.set_column(states.schema.get_field_index(name), name, pa.array(column))
     return states

@@ -296,6 +296,25 @@ def test_a_future_without_events_is_set_back_too(series, tmp_path, monkeypatch):
     assert verify(str(tmp_path / "s")) == []
 
 
+def test_corrected_times_leave_the_counts_of_a_series_of_erased_edits_alone(
+    series, tmp_path, monkeypatch
+):
+    series.set_retained_range("limit 1")
+    event = series.append("a", 1)
+    series.edit("a", 0, 2)
+    series.erase("a", 0, "asked for")
+    series.compact()
+    assert stored(str(tmp_path / "s"), "sequence") == [(1,)]
+    before = series.series().to_pylist()
+    assert before[0]["first"] == event.timestamp
+    with monkeypatch.context() as context:
+        set_clock(context, 64 * YEAR, kernel=True)
+        set_limits(context, idle_us=10**18)
+        series.append("b", 1)
+    assert repair(str(tmp_path / "s")).mended
+    assert TimeSeries.open(tmp_path / "s").series().to_pylist()[:1] == before
+
+
 def test_repair_after_years_without_commits_accepts_the_clock(series, tmp_path, monkeypatch):
     series.append("a", 1)
     set_limits(monkeypatch, credible_us=0)

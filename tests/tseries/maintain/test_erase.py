@@ -830,6 +830,20 @@ def test_the_sql_of_other_engines_shows_what_this_package_shows_after_an_act(tmp
     assert values == events(series, kind="values")
 
 
+def test_a_series_of_erased_edits_alone_is_sound_and_keeps_its_counts(path):
+    """Its original has left the retained range, and compaction has removed it."""
+    series = new(path)
+    series.append("a", "real", at(0))
+    series.edit("a", 0, "edited")
+    series.erase("a", 0, "asked for")
+    series.set_retained_range("limit 1")
+    compact(str(path))
+    assert stored(str(path), "sequence") == [(1,)]
+    (row,) = series.series().to_pylist()
+    assert (row["events"], row["edits"], row["first"]) == (1, 1, at(0))
+    assert verify(str(path)) == []
+
+
 @given(st.sets(st.integers(0, 30)), st.integers(-1, 30))
 def test_the_last_gap_is_the_greatest_number_that_is_not_stored(stored, last):
     stored = {each for each in stored if each <= last}
