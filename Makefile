@@ -97,6 +97,8 @@ test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
 # sessions of `make soak` compile, as those of users do.
 test test-more test-4.2 integration: export PYSPARK_SUBMIT_ARGS := --conf spark.sql.codegen.wholeStage=false \
 	--conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell
+# A quarter of its time tests wait for what never answers, so one process more than elsewhere.
+test: WORKERS := -n 4 --dist worksteal --durations=25
 # One session of Spark gains less by kept classes than it takes to make them, so none are made.
 test: java $(READY) ## the fast tests: all rules, and a store or a stream of Spark for each thing that users rely on
 	$(BIN)/python -m pytest tests -m "(not session and not disk or everyday) and not thorough and not soak" $(WORKERS) $(RERUNS)

@@ -43,7 +43,8 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""A page shows names from topics: nothing in them may load or run anything. Errors say so, too."""
+"""A page shows names from topics: nothing in them may load or run anything. Error
+answers carry these headers as well."""
 
 
 _SHARED: Final = ("page.css", "page.js")

@@ -249,8 +249,8 @@ def _parse_settings(
         buckets = parse_buckets(options.every, options.timezone, options.origin)
     elif current is None or options.timezone is not None or options.origin is not None:
         raise InvalidQuery(
-            "timezone and origin are those of buckets",
-            "every beside them",
+            "timezone and origin are given without every",
+            "both beside every only",
             "give every, or leave them out",
         )
     else:

@@ -431,8 +431,9 @@ class Reading:
     Attributes:
         schema: the columns.
         row_filter: the conditions on the rows.
-        series: all series of the store, sorted, if times never fall in any of them; then most
-            pieces get `series` encoded by runs, without reading it. Empty: read it.
+        series: all series of the store, sorted, if times never fall in any of them. Where times
+            fall a new series begins, so most pieces get the column `series` without reading it.
+            Empty: read it.
         piece_rows: read about this many rows at once; None: `ROWS_PER_PIECE`.
     """
 

@@ -1,4 +1,4 @@
-"""Keep a store's log, its Delta table, up to date; only this module adds entries to it.
+"""Keep a store's log, its Delta table, up to date; only this module and repairs add entries to it.
 
 On a local path an entry is written under a temporary name and synced together with the files that
 it names. Only then is it linked to its own name, which fails if another client was first.

@@ -185,8 +185,9 @@ def _find_doubled_rows(location: Location, entry: Entry) -> Entry:
     """Return an entry of another tool without the files that were gone before it removed them.
 
     An OPTIMIZE of delta-rs commits although another client has replaced its files since it read the
-    log. Their rows are then in the table twice, so it changes rows. A tool need not say which
-    version it had read: then no file that one of the entries before has removed may be among its.
+    log. Their rows are then in the table twice, so it changes rows. If the tool does not say which
+    version it had read, the entries before its own are searched, MAX_SEARCHED_ENTRIES of them, and
+    none of them may have removed a file that it removes.
     """
     if entry.own is not None or not entry.removed:
         return entry

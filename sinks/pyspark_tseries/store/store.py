@@ -586,9 +586,9 @@ class Store:
     ) -> bool:
         """Discard attempts that can no longer succeed; return whether a competing commit was first.
 
-        An object store may still carry out a failed request, unless a competing commit prevents it.
-        Until then keep the files of the attempt; maintenance finally removes them. The attempt
-        `committed` is in the log, and stays.
+        In an object store a request that seemed to fail may still succeed, until another commit
+        takes its version. The attempt's files are kept until then, and maintenance removes what is
+        left. The attempt `committed` is in the log, and stays.
         """
         failed = [attempt for attempt in attempts if attempt is not committed]
         if not failed:

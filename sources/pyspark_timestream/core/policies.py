@@ -15,7 +15,8 @@ class Action(Enum):
         text: the words of the policy table of semantics 3.
         counter: counts late events of this action (semantics 3.7); "" if the query fails.
         moves: the time that the action sets to the CTI; the row then has the violation `adjusted`
-            and keeps the original times. None: it moves no time.
+            and keeps the original times. A store sets it to its newest original or CTI, without a
+            violation. None: it moves no time.
     """
 
     text: str

@@ -112,8 +112,8 @@ def end_quietly(main: Callable[..., int]) -> Callable[..., int]:
             if isinstance(error.__cause__, BrokenPipeError):
                 return _CLOSED_PIPE
             print(
-                f"standard output cannot be written ({error.__cause__}), so what it lacks was not "
-                "told; next step: send it to a file or a terminal that can be written",
+                f"standard output cannot be written ({error.__cause__}): the rest of the output is "
+                "lost; next step: send it to a file or a terminal that can be written",
                 file=sys.stderr,
             )
             return 1
@@ -349,7 +349,7 @@ def load_compiled(
         raise RuntimeError(
             compose_message(
                 f"environment variable 'TIMESTREAM_NATIVE': '{wish}' is not a choice",
-                "0 (do without the native reader), 1 (insist on it), or nothing",
+                "0 (do without native code), 1 (insist on it), or nothing",
                 "set it to 0 or 1, or unset it, on the driver and the executors",
             )
         )

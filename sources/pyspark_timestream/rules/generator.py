@@ -98,8 +98,8 @@ def _interleave(
 ) -> GeneratedCtis:
     """Generate CTIs between the `rising` proposals.
 
-    Each round generates CTIs over the next `ahead` proposals as if none of these took effect, and
-    cuts the result at the first that does, the winner.
+    Few proposals take effect, so each round assumes that none of the next `ahead` ones does. If one
+    does, the winner, what was generated behind it is thrown away, and the next round begins there.
     """
     rows, times = events
     effective = np.zeros(len(proposals.us), dtype=np.bool_)

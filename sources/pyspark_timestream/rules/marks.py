@@ -163,10 +163,10 @@ class Marks(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """The values of the in-band CTI from p positions in the block on.
+    """p changes of the in-band CTI: from `cuts[i]` records of the block on, its value is `us[i]`.
 
     Attributes:
-        cuts: p record counts, increasing: a proposal comes after this many records of the block.
+        cuts: p record counts, increasing.
         us: p instants, NEVER where there is no minimum.
         is_mark: p booleans: a mark made it, not a close or a silence.
     """

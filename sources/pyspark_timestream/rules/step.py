@@ -445,7 +445,8 @@ def _add_clues(
             newest_lead = _find_leads(delay_us, result, record_us, slice(-1, None))
             clues = clues._replace(lead_us=int(newest_lead[0]) or None)
         return clues
-    # The lead of the CTI before the block, and of each CTI in it; a late row has that in force.
+    # `leads[0]` is the lead of the CTI before the block, `leads[i + 1]` that of its i-th CTI. For a
+    # late row the lead of the CTI in force counts.
     leads = np.append(clues.lead_us or 0, _find_leads(delay_us, result, record_us, slice(None)))
     is_ahead = leads[np.searchsorted(result.cti_index, late_rows)] > 0
     late_us = times[late_rows]

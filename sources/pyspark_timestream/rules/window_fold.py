@@ -2,9 +2,9 @@
 
 A pane is the longest interval that no window of the query cuts: the window itself, or the greatest
 common divisor of window and slide. All rows of a pane lie in the same windows, so one partial row
-may stand for them, and Spark adds the partial rows of all tasks and batches as it adds rows. Groups
-may be finer than Spark's, never coarser, because Spark groups again. So a row that cannot be folded
-stays as it is.
+may stand for them, and Spark adds the partial rows of all tasks and batches as it adds rows. So it
+does no harm to fold too few rows together, and a row that cannot be folded passes unchanged. Rows
+of different groups must never be folded together.
 """
 
 import functools

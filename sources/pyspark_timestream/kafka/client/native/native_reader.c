@@ -97,7 +97,7 @@ int64_t native_live_buffers(void) { return __atomic_load_n(&live_buffers, __ATOM
 /* The size of `block`, so that a caller can tell that it knows this file's layout. */
 int64_t native_block_size(void) { return (int64_t)sizeof(block); }
 
-/* The digest of this file as build.py compiled it, so that a caller can tell an older library. */
+/* The digest of this file as build_native.py compiled it, so that a caller can tell an older library. */
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST ""
 #endif

@@ -579,7 +579,7 @@ def _parse_run(
     twice as much as parsing its values one by one (bench/time_rules/mechanisms_stream.py).
     """
     # `size` is how many values Arrow gets next, `singly` how many are parsed one by one after a
-    # failure; `bad` is a value that Arrow has refused by name.
+    # failure; `bad` is the number of a value that Arrow has refused.
     position, size, singly, bad = start, stop - start, most_singly, -1
     while position < stop:
         count = 1 if position == bad else min(size, stop - position)

@@ -505,7 +505,7 @@ int64_t scan_json(const uint8_t *data, const int32_t *starts, const uint8_t *pre
 /* The size of `field`, so that a caller can tell that it knows this file's layout. */
 int64_t scan_field_size(void) { return (int64_t)sizeof(field); }
 
-/* The digest of this file as build.py compiled it, so that a caller can tell an older library. */
+/* The digest of this file as build_native.py compiled it, so that a caller can tell an older library. */
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST ""
 #endif
