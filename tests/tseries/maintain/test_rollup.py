@@ -482,7 +482,7 @@ def test_under_a_policy_the_principal_writes_and_the_reason_names_the_editor(sou
             lambda s, p: s.rollup(p / "r", "1 hour", origin=BEGIN + timedelta(minutes=1)),
             "has origin",
         ),
-        (lambda s, p: s.rollup(p / "r", timezone="Europe/Berlin"), "are those of buckets"),
+        (lambda s, p: s.rollup(p / "r", timezone="Europe/Berlin"), "given without every"),
         (lambda s, p: s.rollup(p / "r", aggregates={"n": "sum"}), "has aggregates"),
         (lambda s, p: s.rollup(p / "r", retained_range="limit 5"), "has retained_range"),
         (lambda s, p: s.rollup(p / "s"), "is the source itself"),
