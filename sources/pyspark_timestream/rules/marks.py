@@ -247,6 +247,18 @@ def _accumulate_record_times(
     return np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
 
 
+# The steps from here on, by an example of three records. Writer a is live, with mark 10. Record 0
+# has a's mark 50; record 1 has b's first mark, 30; record 2 has b's mark 70, and closes b.
+#
+# - Changes: keys -1 1 of a, then 4 7 8 of b; us 10 50 30 70 NEVER; each ends at key 1 9 7 8 9.
+# - Intervals: something changes at keys -1 1 4 7 8, which become steps 0 to 4. Mark 10 holds in
+#   steps [0, 1), 50 in [1, 5), 30 in [2, 3) and 70 in [3, 4).
+# - Proposals: the least mark at the steps is 10 50 30 50 50. The first was so before the block, so
+#   four are proposed, after 1 2 3 3 records. The close makes the last; only the first will rise.
+# - Window: the records are judged at keys 0 3 6, which lie in steps 0 1 2. If 10 was the greatest
+#   mark before the block, the lower bounds are 10 50 30, and the upper ones 10 50 50.
+
+
 class _Changes(NamedTuple):
     """The d marks and closes, sorted by writer, and for each writer by key.
 
@@ -380,6 +392,7 @@ def _find_intervals(changes: _Changes, ends: Integers, rows: int) -> _Intervals:
     )
     greatest_us = max_in_segments(changes.us, is_first)
     marks, after_block = np.flatnonzero(changes.is_mark), 3 * rows
+    # Number the keys at which anything changes: the minimum is found per change, not per record.
     # Index k + 1 stands for key k, because the first key is -1.
     is_step = np.zeros(after_block + 2, dtype=np.bool_)
     is_step[[0, -1]] = True
@@ -424,7 +437,8 @@ def _propose(intervals: _Intervals, grace_end: int | None) -> Proposals:
     least_us = min_over_intervals(
         intervals.begins, intervals.ends, intervals.us, len(intervals.keys)
     )
-    # A record comes after the silences that it reveals, and before its own mark and close.
+    # A record comes after the silences that it reveals, and before its own mark and close. So what
+    # changes at key 3p holds from p records on; at 3p + 1 and 3p + 2, from p + 1 on.
     cuts, is_mark = (intervals.keys + 2) // 3, intervals.keys % 3 == 1
     if grace_end == -1:
         return Proposals(cuts[1:], least_us[1:], is_mark[1:])
@@ -452,5 +466,6 @@ def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> 
     upper_us[intervals.steps[changes.keys[is_noted] + 1]] = changes.us[is_noted]
     upper_us[0] = noted_us
     upper_us = np.where(lower_us == NEVER, NEVER, np.maximum.accumulate(upper_us))
+    # Key 3p, at index 3p + 1, is when record p is judged. The last index, after the block, is not.
     at_records = intervals.steps[1:-1:3]
     return Window(lower_us[at_records], upper_us[at_records])

@@ -154,9 +154,12 @@ def step(
         return end_clock, result
     last_cti = int(np.searchsorted(result.cti_us, until_us))
     stop = int(result.cti_index[last_cti]) + 1
-    # Fold again, only up to the record at which the CTI reaches the end.
+    # Fold again, only up to the record at which the CTI reaches the end. From this come what later
+    # records must not touch: the clock with its counters, the failure and the unreadable marks.
     end_clock, cut = _fold(rules, clock, _cut_events(events, stop), _cut_marks(marks, stop))
-    # The cut block may lack the record that revealed a writer's silence and so brought this CTI.
+    # The rest comes from the whole block, whose columns have an entry for each of its records. The
+    # CTI at the end may be missing in the cut block: if a writer's silence or the end of the grace
+    # brought it, the record that revealed this comes after the CTI and was cut off.
     end_clock = dataclasses.replace(end_clock, cti_us=until_us, ctis=clock.ctis + last_cti + 1)
     is_before = np.arange(len(result.keep)) < stop
     return end_clock, dataclasses.replace(
@@ -432,7 +435,12 @@ def _select_inside(rules: TimeRules, result: BlockResult) -> Mask:
 def _add_clues(
     clues: Clues, delay_us: int, result: BlockResult, record_us: Instants | None
 ) -> Clues:
-    """Return the clues after a block; `record_us` are the timestamps, if they were read."""
+    """Return the clues after a block; `record_us` are the timestamps, if they were read.
+
+    The *lead* of a CTI is how far the event that made it is ahead of its own record's timestamp, if
+    that is more than the delay and a skew of clocks explain. So a lead is over a minute, and in
+    arrays 0 stands for none; `lead_us` is None then.
+    """
     late, times = result.late, result.times
     if len(late) and int(times.min()) < OLD_US:
         is_old = result.well_formed & (times < OLD_US)
@@ -445,8 +453,8 @@ def _add_clues(
             newest_lead = _find_leads(delay_us, result, record_us, slice(-1, None))
             clues = clues._replace(lead_us=int(newest_lead[0]) or None)
         return clues
-    # `leads[0]` is the lead of the CTI before the block, `leads[i + 1]` that of its i-th CTI. For a
-    # late row the lead of the CTI in force counts.
+    # `leads[0]` is the lead of the CTI before the block, `leads[i + 1]` that of its CTI i. For a
+    # late row the lead of the CTI in force counts: that of the last one before the row.
     leads = np.append(clues.lead_us or 0, _find_leads(delay_us, result, record_us, slice(None)))
     is_ahead = leads[np.searchsorted(result.cti_index, late_rows)] > 0
     late_us = times[late_rows]

@@ -4,6 +4,15 @@ For each batch the driver reads imported CTIs, asks the broker for partitions an
 losses, updates idle partitions, finds the clocks after the last batch (`end_states`), updates the
 warnings, and then calls the pure `plan_next_offset`. The offset holds everything that a restart
 needs; the fields of `StreamDriver` are caches (`trackers`) and the state of the current run.
+
+Six kinds of ends have an offset for each partition:
+
+- `readable_ends`: the end of what the log lets us read now (5.3), whatever limits the run.
+- `high_watermarks`: the end of the log with open transactions; new imported CTIs wait for it (6.2).
+- `fixed_ends`: the end of the stream, by its ending options (7.6); None without them.
+- `ends`: the end of what this run may read: `readable_ends` within its bounds and `fixed_ends`.
+- `last_positions`: the end of the last batch; those of partitions that go on are `open_positions`.
+- `ended`: the same of partitions that need no more of their logs, by `fixed_ends` or `endingCti`.
 """
 
 import logging
@@ -487,7 +496,7 @@ class StreamDriver:
         return _Logs({**positions, **ended, **starts}, ends, bool(losses or returned), topic_ids)
 
     def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
-        """Return the positions of the partitions that have reached `endingCti`."""
+        """Return the positions of the partitions that have reached their own ends (7.6, 7.7)."""
         until_us = self._options.ending_cti_us
         clocks = {} if until_us is None else self._end_states.find(self._options, previous).clocks
         return find_ended(previous, clocks, until_us)

@@ -75,18 +75,29 @@ def plan_next_offset(
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
     """
     emitted_us = find_emitted_cti(state.previous, state.clocks)
+    # First, since after the run's end no partition becomes idle and no CTI follows the clock, and
+    # `endingCti` ends a run without bounds, too.
     state = _end_run_at(state, state.previous.cti_us)
     planned = carry_over(state)
+    # Before `_change_rules`, which also changes the clocks of the missing partitions that this step
+    # finds, and before the steps that note the batch's number.
     planned = _begin_batch(state, planned)
+    # Before any CTI counts: new rules may raise a clock, and drop imported CTIs that wait.
     planned = _change_rules(state, planned)
     planned = planned if warnings is None else replace(planned, warnings=warnings)
+    # Both before the minimum, which leaves out idle partitions and counts imported CTIs.
     planned = _set_idle(state, planned)
     planned = _take_imported_ctis(state, planned)
     planned = _set_stream_cti(state, planned, emitted_us)
+    # After the minimum, because a change is recorded with it.
     planned = _note_change(state, planned)
+    # After the minimum, since it decides how far to raise. Before the ranges: a partition that is
+    # raised to `endingCti` has ended, and a replay must repeat what raises a clock.
     planned = _raise_to_stream_cti(state, planned)
+    # Again, because the stream's CTI may have reached `endingCti` since the last batch was planned.
     state = _end_run_at(state, planned.cti_us)
     planned = _set_ranges(state, planned, time_index)
+    # After the ranges: only a batch without records can end the run.
     planned = _finish(state, planned, emitted_us)
     return planned if _is_worth_a_batch(state, planned) else state.previous
 
@@ -199,7 +210,7 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
 
 
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
-    """6.3: an imported CTI takes effect once the partition is read to the end it then had."""
+    """6.2: an imported CTI takes effect once the partition is read to the end it then had."""
     recreated = find_recreated_topics(state.previous.topic_ids, state.snapshot.topic_ids)
 
     def take(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
