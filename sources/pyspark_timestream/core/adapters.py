@@ -349,7 +349,10 @@ class HandingReader(DataSourceStreamReader):
         self._fits = from_arrow_schema(self._handed_schema, prefer_timestamp_ntz=True) == schema
 
     def hand_over(self, rows: list[pa.RecordBatch]) -> None:
-        """Let Spark take `rows` after this call of `partitions`, which returns one partition."""
+        """Let Spark take `rows` after this call of `partitions`, which returns one partition.
+
+        From here until `getCache` this object passes for Spark's wrapper.
+        """
         self._rows = rows
 
     def getCache(self, _start: dict[str, Any], _end: dict[str, Any]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,15 @@
-"""Adapts transport `kafka` to Spark: a stream reader and a batch reader over plans and tasks."""
+"""Adapts transport `kafka` to Spark: a stream reader and a batch reader over plans and tasks.
+
+Spark calls the stream reader in one process, batch after batch, in this order. A small batch is
+read there and its rows are handed over (semantics 8.9):
+
+1. `latestOffset` plans the batch. If it is small, a thread begins to read it.
+2. `commit` comes for the batch before, once Spark has written the new offset to the checkpoint.
+3. `partitions` waits for the rows and hands them over, while another thread commits the clocks; or
+   it leaves the rows to tasks. A batch that runs again after a restart begins here.
+4. `getCache` gives the rows to Spark, if there are any (`HandingReader`).
+5. `read` runs in a task, if no rows were handed over, or if Spark has lost them.
+"""
 
 import json
 import logging
@@ -468,9 +479,18 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a task.
 
-    `acquire` borrows a range reader, and `commit` gives the clocks after the ranges to the group;
-    `freeze` is called last, unless the task fails, and `keep_ends` before it with the end of every
-    range.
+    Tasks use the defaults. `_read_here` gives `commit` and `keep_ends` of its own, to commit the
+    clocks later, and only if the rows are handed over. The tests give the other two as well.
+
+    Args:
+        options: the query's options; those of the batch follow from the task.
+        projection: the requested columns.
+        task: what to read.
+        is_batch: whether it belongs to a batch read, which has no driver to warn of what it finds.
+        acquire: borrows a range reader.
+        freeze: is called last, unless the task fails.
+        commit: gives the clocks after the ranges to the group.
+        keep_ends: gets the end of every range, before `freeze`.
     """
     options = options.as_of(task.plan.settings)
     if task.readers or options.registry:

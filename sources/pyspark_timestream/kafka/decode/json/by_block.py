@@ -580,10 +580,16 @@ def _parse_run(
     """
     # `size` is how many values Arrow gets next, `singly` how many are parsed one by one after a
     # failure; `bad` is the number of a value that Arrow has refused.
+    #
+    # Such as five values, the fourth of them bad, and `most_singly` 1. Arrow refuses all five and
+    # names row 3, so it gets the first three next: they are a block. The bad value is parsed by
+    # itself, and so is the last one, because one value is not worth a call of Arrow. If the second
+    # were bad, it would be near: two values would be parsed one by one, and Arrow would get two.
     position, size, singly, bad = start, stop - start, most_singly, -1
     while position < stop:
         count = 1 if position == bad else min(size, stop - position)
         if count <= most_singly:
+            # A bad value, a small half or the last few: parse one by one, and give Arrow more next.
             size = 4 * max(size, most_singly)
         else:
             block = _parse_joined(fields, texts.slice(position, count))
@@ -592,6 +598,7 @@ def _parse_run(
                 position, size, singly = position + count, 4 * size, most_singly
                 continue
             if block.row is None and count > 2 * most_singly:
+                # It names no row: halve the piece until it does, or until it is small.
                 size = count // 2
                 continue
             if block.row is not None and block.row > most_singly:
