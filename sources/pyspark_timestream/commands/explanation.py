@@ -241,7 +241,7 @@ class PartitionFacts:
 
     @property
     def cti_us(self) -> int | None:
-        """Its CTI; None before the first."""
+        """The CTI in force; None before the first."""
         return self.clock.cti_us
 
     @property
@@ -251,7 +251,7 @@ class PartitionFacts:
 
     @property
     def name(self) -> str:
-        """Its topic and number."""
+        """The topic and number."""
         return f"{self.partition.topic} {self.partition.number}"
 
 

@@ -412,7 +412,7 @@ class Lateness:
 
     @property
     def largest_lateness_us(self) -> int:
-        """How far an event was behind the CTI without a delay, at most; 0 without late events."""
+        """The most that an event was behind the CTI without a delay; 0 without late events."""
         return self.delays[0].most_late_us or 0
 
     def find_lossless(self) -> DelayResult | None:

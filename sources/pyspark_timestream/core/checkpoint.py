@@ -257,13 +257,13 @@ class LogEntry:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Spark's settings that bind the query, if the entry notes them."""
+        """The settings of Spark that bind the query, if the entry notes them."""
         conf = self._metadata.get("conf") if isinstance(self._metadata, dict) else None
         return {str(name): str(text) for name, text in conf.items()} if conf else {}
 
     @property
     def offsets(self) -> tuple[Any, ...]:
-        """Each source's offset as parsed JSON; None for a source that had none."""
+        """The offset of each source as parsed JSON; None for a source that had none."""
         if not self._lines:
             raise ValueError("it ends before the first source's offset")
         texts = _strip_source_names(self._lines) if self._has_names else self._lines

@@ -43,7 +43,7 @@ class Progress:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the step began."""
+        """The seconds since the step began."""
         return time.monotonic() - self._began
 
     def begin(self) -> None:

@@ -83,7 +83,7 @@ class CtiCondition:
 
     @property
     def truth(self) -> bool | None:
-        """Its value for every CTI row; None: unknown, or not the same for all."""
+        """The value for every CTI row; None: unknown, or not the same for all."""
         values = [argument.truth for argument in self.inputs]
         match self.name:
             case "Literal":

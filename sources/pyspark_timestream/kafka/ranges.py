@@ -52,7 +52,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of offsets, an upper bound of the number of records."""
+        """The number of offsets, an upper bound of the number of records."""
         return self.end_exclusive - self.start_inclusive
 
 
@@ -81,7 +81,7 @@ class TaskRange:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all records are read at once, without a warm-up or a cut."""
+        """True if all records are read at once, without a warm-up or a cut."""
         return self.warm_up is None and not self.forced_ctis and not self.changes
 
     def split(self) -> Iterator[tuple[Mapping[str, str] | None, int | None, OffsetRange]]:

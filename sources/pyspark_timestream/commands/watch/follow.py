@@ -110,7 +110,7 @@ class Case(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name in an address, made of letters, digits, dots, hyphens and underscores only."""
+        """The name in an address, made of letters, digits, dots, hyphens and underscores only."""
         return f"{self.batch}-{self.counter}-{self.partition.number}-{self.partition.topic}"
 
 
@@ -454,7 +454,7 @@ class CheckpointFollower:
 
     @property
     def log(self) -> QueryLog:
-        """What was read so far."""
+        """The batches that were read so far."""
         return self._log
 
     def read(self) -> bool:

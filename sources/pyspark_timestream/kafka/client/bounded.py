@@ -223,7 +223,7 @@ class BoundedClient:
 
     @property
     def grace_s(self) -> float:
-        """How long a call may exceed its time-out."""
+        """The time by which a call may exceed its time-out."""
         return GRACE_S if self._grace_s is None else self._grace_s
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -256,7 +256,7 @@ class ColumnConsumer(Protocol):
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of all fetch answers so far; 0 if they are not counted."""
+        """The bytes of all fetch answers so far; 0 if they are not counted."""
 
     def seek(self, partition: Partition, offset: int) -> None:
         """Fetch this partition from `offset` on, and discard records fetched before."""
@@ -307,7 +307,7 @@ class MessageConsumer:
 
     @property
     def received_bytes(self) -> int:
-        """See `ColumnConsumer`."""
+        """The bytes of all fetch answers so far; see `ColumnConsumer`."""
         return 0
 
     def seek(self, partition: Partition, offset: int) -> None:

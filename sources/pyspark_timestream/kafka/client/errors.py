@@ -236,7 +236,7 @@ class FailureKind(Enum):
 
     @property
     def may_pass(self) -> bool:
-        """See the class."""
+        """True if the same work may succeed later; see the class."""
         return self in (self.RETRIABLE, self.ABORT_NEEDED, self.ABANDONED)
 
 
@@ -282,12 +282,12 @@ class RetryBudget:
 
     @property
     def elapsed_s(self) -> float:
-        """Return the seconds since the first attempt."""
+        """The seconds since the first attempt."""
         return self._now_s() - self._began_s
 
     @property
     def request_timeout_s(self) -> float:
-        """Return the timeout of the next attempt."""
+        """The timeout of the next attempt."""
         return max(min(self._request_s, self._limit_s - self.elapsed_s), 0.1)
 
     def call(self, ask: Callable[[float], T], on_error: Callable[[KafkaException], None]) -> T:

@@ -788,7 +788,7 @@ class PartialFetch:
 
     @property
     def missing_offsets(self) -> int:
-        """Return the number of offsets that may still arrive; 0 if waiting is of no use."""
+        """The number of offsets that may still arrive; 0 if waiting is of no use."""
         if self._bytes > _MAX_BYTES or self.failed:
             return 0
         return sum(

@@ -92,7 +92,7 @@ class FramedBlock(NamedTuple):
 
     @property
     def reasons(self) -> Reasons:
-        """N numbers: FRAMING where the frame is malformed, else FINE."""
+        """The reasons of n payloads: FRAMING where the frame is malformed, else FINE."""
         return np.where(self.bad, FRAMING, FINE).astype(np.uint8)
 
 

@@ -263,7 +263,7 @@ class DecodedBlock(NamedTuple):
 
     @property
     def malformed(self) -> Mask:
-        """N booleans: the payload is malformed."""
+        """The mask of the malformed payloads, n booleans."""
         malformed: Mask = self.reasons != FINE
         return malformed
 

@@ -37,7 +37,7 @@ class _Step(Protocol):
 
     @property
     def type(self) -> pa.DataType:
-        """Return the type of its values."""
+        """The type of its values."""
 
     def compute(self, read_column: ReadColumn) -> Any:
         """Return its n values, or one scalar for all; `read_column` returns a column by name."""

@@ -487,7 +487,7 @@ class RunEnds:
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether this is a bounded run."""
+        """True if this is a bounded run."""
         return self._bounds is not None
 
     def limit(self, bounds: Mapping[Partition, int]) -> None:

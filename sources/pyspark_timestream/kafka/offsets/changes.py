@@ -56,7 +56,7 @@ class ClockChange:
 
     @property
     def changes_pinned(self) -> bool:
-        """Return whether it changes more than `idleTimeout`."""
+        """True if it changes more than `idleTimeout`."""
         return {*self.old, *self.new} != {IDLE_TIMEOUT}
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class NewRules:
 
     @property
     def leaves_import_out(self) -> bool:
-        """Return whether CTIs are no longer imported."""
+        """True if CTIs are no longer imported."""
         return self.before.cti_import is not None and self.after.cti_import is None
 
 
@@ -131,11 +131,11 @@ class Pinned(Protocol):
 
     @property
     def settings(self) -> Settings:
-        """Those that are pinned."""
+        """The options that are pinned."""
 
     @property
     def unpinned(self) -> Settings:
-        """Some of those that may change."""
+        """The noted ones of the options that may change."""
 
 
 def find_change(

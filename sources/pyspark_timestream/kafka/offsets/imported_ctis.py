@@ -83,7 +83,7 @@ class ImportedTopic:
 
     @property
     def positions(self) -> dict[Partition, int]:
-        """Return the next offset to read in each partition."""
+        """The next offset to read in each partition."""
         return {partition: progress.position for partition, progress in self.partitions.items()}
 
     def to_json(self) -> dict[str, Any]:

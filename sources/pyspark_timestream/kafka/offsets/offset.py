@@ -82,7 +82,7 @@ class MalformedPayloads:
 
     @property
     def total(self) -> int:
-        """Return the number of malformed records."""
+        """The number of malformed records."""
         return sum(count for _, count in self.by_reason)
 
     def __add__(self, other: "MalformedPayloads") -> "MalformedPayloads":
@@ -154,7 +154,7 @@ class PartitionOffset:
 
     @property
     def end_cti_us(self) -> int | None:
-        """Return the imported CTI that takes effect once the batch has read the partition."""
+        """The imported CTI that takes effect once the batch has read the partition."""
         return release(self.pending, self.end_exclusive)[0] if self.size else None
 
     @property
@@ -302,7 +302,7 @@ class StreamOffset:
 
     @property
     def has_records(self) -> bool:
-        """Return whether the batch has offsets to read."""
+        """True if the batch has offsets to read."""
         return any(partition.size > 0 for partition in self.partitions.values())
 
     def groups(self) -> list[list[OffsetRange]]:

@@ -172,7 +172,7 @@ class ReadBound:
 
     @property
     def name(self) -> str:
-        """Return the name of the option that decides."""
+        """The name of the option that decides."""
         if self.timestamp_ms is not None:
             return f"{self.verb}ingTimestamp"
         return f"{self.verb}ingOffsets{'' if self.timestamps_ms is None else 'ByTimestamp'}"

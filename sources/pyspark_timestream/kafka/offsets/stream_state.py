@@ -155,12 +155,12 @@ class StreamState:
 
     @property
     def has_run_ended(self) -> bool:
-        """Return whether the last batch was the end-of-run batch of this run."""
+        """True if the last batch was the end-of-run batch of this run."""
         return self.run.bounded and self.previous.end_of_run and not self.run.new_start
 
     @property
     def has_new_import(self) -> bool:
-        """Return whether the imported topic has a CTI that the last batch does not know."""
+        """True if the imported topic has a CTI that the last batch does not know."""
         return has_new_import(self.previous, self.snapshot.imported)
 
 

@@ -419,7 +419,7 @@ class KafkaOptions(PayloadOptions):
 
     @property
     def change_at_us(self) -> int | None:
-        """Return the CTI from which on changed options hold; None if it is not named."""
+        """The CTI from which on changed options hold; None if it is not named."""
         return self.change_from if isinstance(self.change_from, int) else None
 
     @property
@@ -429,14 +429,14 @@ class KafkaOptions(PayloadOptions):
 
     @property
     def topic_settings_report(self) -> tuple[str, Mapping[str, str]] | None:
-        """Return the text of `timeSettings` and the options taken from there; None without it."""
+        """The text of `timeSettings` and the options taken from there; None without it."""
         return (
             None if self.time_settings is None else (str(self.time_settings), self.topic_settings)
         )
 
     @property
     def rules(self) -> TimeRules:
-        """Return the rules of a partition's state machine."""
+        """The rules of a partition's state machine."""
         frequency = self.frequency or Frequency()
         return TimeRules(
             shape=self.shape,

@@ -156,7 +156,7 @@ class TimeFrom:
 
     @property
     def path(self) -> Path:
-        """Return the field's path."""
+        """The field's path."""
         return parse_path(self.name)
 
     def __str__(self) -> str:

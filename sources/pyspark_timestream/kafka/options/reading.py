@@ -494,7 +494,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def value_rules(self) -> PayloadRules:
-        """Return how the values are read."""
+        """The rules by which values are read."""
         return self._complete(
             PayloadRules(
                 side="value",
@@ -510,7 +510,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def key_rules(self) -> PayloadRules:
-        """Return how the keys are read."""
+        """The rules by which keys are read."""
         return self._complete(
             PayloadRules(
                 side="key",
@@ -526,7 +526,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def payload_rules(self) -> tuple[PayloadRules, PayloadRules]:
-        """Return how the values are read, and how the keys."""
+        """The rules by which values are read, and those for keys."""
         return self.value_rules, self.key_rules
 
     def _complete(self, rules: PayloadRules) -> PayloadRules:

@@ -344,7 +344,7 @@ class NativeConsumer:
 
     @property
     def received_bytes(self) -> int:
-        """See `ColumnConsumer`."""
+        """The bytes of all fetch answers so far; see `ColumnConsumer`."""
         return self._native_reader.read_counter(self._open_handles.counter)
 
     def seek(self, partition: Partition, offset: int) -> None:
