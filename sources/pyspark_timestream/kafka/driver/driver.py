@@ -5,14 +5,14 @@ losses, updates idle partitions, finds the clocks after the last batch (`end_sta
 warnings, and then calls the pure `plan_next_offset`. The offset holds everything that a restart
 needs; the fields of `StreamDriver` are caches (`trackers`) and the state of the current run.
 
-Six kinds of ends have an offset for each partition:
+There are six kinds of ends, each an offset per partition:
 
-- `readable_ends`: the end of what the log lets us read now (5.3), whatever limits the run.
+- `readable_ends`: the end of what the log has to read now (5.3), whatever limits the run.
 - `high_watermarks`: the end of the log with open transactions; new imported CTIs wait for it (6.2).
 - `fixed_ends`: the end of the stream, by its ending options (7.6); None without them.
 - `ends`: the end of what this run may read: `readable_ends` within its bounds and `fixed_ends`.
-- `last_positions`: the end of the last batch; those of partitions that go on are `open_positions`.
-- `ended`: the same of partitions that need no more of their logs, by `fixed_ends` or `endingCti`.
+- `last_positions`: the end of the last batch; it is `open_positions` and `ended` together.
+- `ended`: the end of partitions that have reached `fixed_ends` or `endingCti`; none is read again.
 """
 
 import logging

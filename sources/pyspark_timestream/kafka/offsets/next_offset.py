@@ -75,8 +75,8 @@ def plan_next_offset(
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
     """
     emitted_us = find_emitted_cti(state.previous, state.clocks)
-    # First, since after the run's end no partition becomes idle and no CTI follows the clock, and
-    # `endingCti` ends a run without bounds, too.
+    # First: `endingCti` bounds the run, and once a bounded run has ended, no partition becomes idle
+    # and no CTI follows the wall clock.
     state = _end_run_at(state, state.previous.cti_us)
     planned = carry_over(state)
     # Before `_change_rules`, which also changes the clocks of the missing partitions that this step
