@@ -14,7 +14,6 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.changes import ClockChange, keep_changes
 from pyspark_timestream.kafka.offsets.imported_ctis import Pending, defer, release
 from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_PAYLOADS,
     PartitionOffset,
     StreamOffset,
     Warnings,
@@ -125,7 +124,7 @@ def _carry_over_partition(
         idle=state.was_idle(partition),
         caught_up_since_us=snapshot.caught_up_since_us.get(partition),
         pending=last_offset.pending if last_offset else (),
-        malformed_payloads=snapshot.malformed_payloads.get(partition, NO_MALFORMED_PAYLOADS),
+        malformed_payloads=state.find_malformed(partition),
     )
 
 

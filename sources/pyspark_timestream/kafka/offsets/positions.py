@@ -124,6 +124,7 @@ def keep_missing(
             last_offset,
             start_inclusive=last_offset.end_exclusive,
             clock=state.clocks[partition],
+            malformed_payloads=state.find_malformed(partition),
             idle=False,
             caught_up_since_us=now_us,
         )

@@ -13,6 +13,7 @@ from pyspark_timestream.core.instants import MIN_US
 from pyspark_timestream.kafka.offsets.changes import NewRules
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
+    NO_MALFORMED_PAYLOADS,
     MalformedPayloads,
     PartitionOffset,
     StreamOffset,
@@ -143,6 +144,13 @@ class StreamState:
             return self.clocks[partition]
         last_offset = self.find_last(partition)
         return PartitionClock() if last_offset is None else last_offset.clock
+
+    def find_malformed(self, partition: Partition) -> MalformedPayloads:
+        """Return a partition's malformed values and keys so far, also of a missing one."""
+        if partition in self.snapshot.malformed_payloads:
+            return self.snapshot.malformed_payloads[partition]
+        last_offset = self.find_last(partition)
+        return NO_MALFORMED_PAYLOADS if last_offset is None else last_offset.malformed_payloads
 
     def is_new(self, partition: Partition) -> bool:
         """Return whether the last batch did not have the partition."""

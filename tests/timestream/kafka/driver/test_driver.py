@@ -366,6 +366,18 @@ def test_missing_partition_keeps_its_position_over_a_restart(caplog):
     assert "offsets 10 to 14 were deleted before they were read" in caplog.text
 
 
+def test_missing_partition_keeps_its_counts_of_malformed_values():
+    broker, run = two()
+    last, counts = json.loads(json.dumps(run.offset)), {"malformed": {"type": 7}}
+    last["partitions"]["topic"]["1"] |= counts
+    run.offset = last
+    bounds = hide(broker, run)
+    assert run.offset["missing"]["topic"]["1"].items() >= counts.items()
+    broker.log[at(1)] = bounds
+    run.plan()
+    assert run.offset["partitions"]["topic"]["1"].items() >= counts.items()
+
+
 def test_missing_partition_of_a_recreated_topic_starts_from_its_start():
     broker, run = two()
     hide(broker, run)
