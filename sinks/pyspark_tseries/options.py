@@ -422,7 +422,7 @@ class WriteOptions(_Located):
 
     @property
     def synced(self) -> bool:
-        """True if an acknowledged commit survives a power loss."""
+        """Whether an acknowledged commit survives a power loss."""
         return self.durability == "fsync"
 
     def author_and_principal(self) -> tuple[str, str]:

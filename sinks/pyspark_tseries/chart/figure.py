@@ -85,7 +85,7 @@ class NumberAxis:
 
     @property
     def tick_fractions(self) -> list[float]:
-        """Where the ticks are, as `fraction` of values."""
+        """The places of the ticks, as `fraction` of values."""
         return [(tick - self.low) / (self.high - self.low) for tick in self.ticks]
 
 
@@ -341,7 +341,7 @@ class Panel:
 
     @property
     def is_empty(self) -> bool:
-        """True if no series has a value."""
+        """Whether no series has a value."""
         return not (any(len(line.us) for line in self.lines) or any(t.spans for t in self.tracks))
 
 

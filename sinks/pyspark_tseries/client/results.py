@@ -420,7 +420,7 @@ class Event:
 
     @property
     def is_edit(self) -> bool:
-        """True if it overrides another event."""
+        """Whether it overrides another event."""
         return self.original is not None
 
     @property
@@ -496,7 +496,7 @@ class QueryResult(TableResult):
 
     @property
     def is_complete(self) -> bool:
-        """True if the limit left nothing out."""
+        """Whether the limit left nothing out."""
         return self.selected_count == len(self)
 
     @lazy

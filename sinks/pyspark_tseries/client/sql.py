@@ -357,7 +357,7 @@ class _StoreCache:
 
     @property
     def types(self) -> dict[str, str]:
-        """DuckDB's types of a store's columns."""
+        """The types of a store's columns in DuckDB."""
         return self._types
 
     def layout(self, file: DataFile) -> int:

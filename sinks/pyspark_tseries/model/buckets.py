@@ -121,7 +121,7 @@ class Buckets:
 
     @property
     def _reach(self) -> int:
-        """A time that includes the whole of any bucket, also of a long one."""
+        """The length of time that surely covers a whole bucket, even a long one."""
         return max(self.us, self.months * 31 * DAY_US) + 2 * DAY_US
 
     def _floor(self, us: Int64Array) -> Int64Array:

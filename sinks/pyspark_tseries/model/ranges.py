@@ -346,7 +346,7 @@ class SeriesChoice:
 
     @property
     def is_all(self) -> bool:
-        """True if every series is chosen."""
+        """Whether every series is chosen."""
         return self.names is None and not self.prefix and self.pattern is None
 
     def pick(self, names: Sequence[str]) -> list[str]:

@@ -381,7 +381,7 @@ class _Slots:
 
     @lazy
     def _timed(self) -> BoolArray | None:
-        """Flags of the slots that can be found by their time; None stands for all."""
+        """The flags of the slots that can be found by their time; None stands for all."""
         return None if self.events.erased is None else ~self.events.erased[self._rows]
 
     @lazy

@@ -173,7 +173,7 @@ class Folding:
 
     @property
     def needs_series(self) -> bool:
-        """True if `fold` needs the series of each event, not just of each run."""
+        """Whether `fold` needs the series of each event, not just of each run."""
         return self._tag is not None or bool(self._ties and self._kept)
 
     def fold(self, events: pa.Table, limits: Limits | None = None) -> States:

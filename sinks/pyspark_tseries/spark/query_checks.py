@@ -114,7 +114,7 @@ class RecordStream:
 
     @property
     def makes_ctis(self) -> bool:
-        """True if it has CTIs, and so late rows, of its own."""
+        """Whether it has CTIs, and so late rows, of its own."""
         return any(name in self.settings for name in CTI_SETTINGS)
 
     @property

@@ -506,7 +506,7 @@ class DataFile:
 
     @property
     def is_foreign(self) -> bool:
-        """True if another tool wrote the file; then its rows may be in any order."""
+        """Whether another tool wrote the file; then its rows may be in any order."""
         return EVENT_FILE_PATH.fullmatch(self.path) is None
 
     @property
@@ -516,7 +516,7 @@ class DataFile:
 
     @property
     def is_compacted(self) -> bool:
-        """True if compaction or another tool wrote the file."""
+        """Whether compaction or another tool wrote the file."""
         return "_" in os.path.basename(self.path) or self.is_foreign
 
 
@@ -726,7 +726,7 @@ class WrittenFile:
 
     @property
     def kind(self) -> str:
-        """`event` or `edit`, from its directory."""
+        """The kind, `event` or `edit`, from its directory."""
         return self.path.split("/")[0].removeprefix("kind=")
 
 

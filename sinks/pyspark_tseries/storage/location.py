@@ -344,7 +344,7 @@ class Location:
 
     @property
     def is_local(self) -> bool:
-        """True for a directory, which has locks, renaming, and nanosecond times."""
+        """Whether it is a directory, which has locks, renaming, and nanosecond times."""
         return not self.root.startswith("s3://")
 
     def is_away(self) -> bool:

@@ -382,7 +382,7 @@ class Snapshot:
 
     @property
     def has_erasures(self) -> bool:
-        """True if events of the store may be erased."""
+        """Whether the store may have erased events."""
         return self.metadata.erasure is not None
 
     def index(self, series: Sequence[str] | None = None, keys: KeyRange = ALL_KEYS) -> SeriesIndex:

@@ -415,7 +415,7 @@ class Log:
 
     @property
     def state(self) -> tuple[int, tuple[int, int] | None]:
-        """A value that no other state of the log has, even if another store is put at its path."""
+        """The value that no other state of the log has, even of another store put at its path."""
         return self._version, self._identity
 
     @property

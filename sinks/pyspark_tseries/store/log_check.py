@@ -518,7 +518,7 @@ class LogFile:
 
     @property
     def is_plain(self) -> bool:
-        """False for a checkpoint with several parts or another name, as only other tools write."""
+        """Whether it is no checkpoint of several parts or another name: only other tools write those."""
         return self.full.endswith((".json", ".checkpoint.parquet"))
 
 

@@ -162,7 +162,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """What a message calls the entry, such as "an UPDATE"."""
+        """The words for the entry in a message, such as "an UPDATE"."""
         operation = self.operation or "commit"
         return f"{'an' if operation.startswith(tuple('AEIOU')) else 'a'} {operation}"
 
@@ -175,7 +175,7 @@ class Entry:
 
     @property
     def synced(self) -> bool:
-        """True if the entry and everything before it was synced before it was visible."""
+        """Whether the entry and everything before it was synced before it was visible."""
         return self.own is not None and bool(self.own["synced"])
 
 

@@ -281,17 +281,17 @@ class Appendable(ABC):
 
     @property
     def digest(self) -> int | None:
-        """A digest of the rows, to recognize a repeated batch; None if it was not computed."""
+        """The digest of the rows, to recognize a repeated batch; None if it was not computed."""
         return None
 
     @property
     def needs_snapshot(self) -> bool:
-        """True if `prepare` needs `CommitContext.snapshot`."""
+        """Whether `prepare` needs `CommitContext.snapshot`."""
         return False
 
     @property
     def is_slow(self) -> bool:
-        """True if `prepare` needs a heartbeat, so that other clients of the host go on waiting."""
+        """Whether `prepare` needs a heartbeat, so that other clients of the host go on waiting."""
         return False
 
     @abstractmethod
@@ -306,12 +306,12 @@ class Revision(Appendable):
 
     @property
     def needs_snapshot(self) -> bool:
-        """True, because `revise` reads events."""
+        """Whether it needs the snapshot: yes, because `revise` reads events."""
         return True
 
     @property
     def is_slow(self) -> bool:
-        """True, because that takes time."""
+        """Whether it needs a heartbeat: yes, because that takes time."""
         return True
 
     def prepare(self, context: "CommitContext") -> "PreparedCommit":
@@ -430,18 +430,18 @@ class Batch(Appendable):
 
     @property
     def has_edits(self) -> bool:
-        """True if a row is an edit."""
+        """Whether a row is an edit."""
         column = self.rows[EDIT_OF.name]
         return column.null_count < len(column) or any(task.has_edits for task in self.tasks)
 
     @property
     def needs_snapshot(self) -> bool:
-        """True if a row is an edit, which names an original in the store."""
+        """Whether a row is an edit, which names an original in the store."""
         return self.has_edits
 
     @property
     def is_slow(self) -> bool:
-        """True if the commit may have to rewrite the files of tasks."""
+        """Whether the commit may have to rewrite the files of tasks."""
         return bool(self.tasks)
 
     def prepare(self, context: "CommitContext") -> "PreparedCommit":
