@@ -320,10 +320,7 @@ class RowFilter:
         return bisect_left(self.names, first) < bisect_right(self.names, last)
 
     def match_rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, BoolArray]:
-        """Return the number of a row, and a flag for it and each later row: True if needed.
-
-        Rows without a flag are not needed.
-        """
+        """Return a row's number, and flags from it on: True if needed. Other rows are not."""
         start, end = self._find_names_range(table) if is_sorted else (0, table.num_rows)
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)
@@ -598,10 +595,9 @@ def map_parallel(function: Callable[[_From], _To], items: Sequence[_From], width
 
 
 class PieceRows(NamedTuple):
-    """The needed rows of a piece.
+    """The needed rows of a piece: `fixed` has the values of constant columns, `columns` the others.
 
-    `fixed` has the values of constant columns, `columns` the others. `series` is set if the column
-    was not read; it is encoded by runs.
+    `series`, encoded by runs, is set if the column was not read.
     """
 
     fixed: dict[str, Any]
@@ -642,8 +638,10 @@ def _read_by_runs(
 ) -> PieceRows | None:
     """Return all rows of a piece without reading the column `series`; None if it must be read.
 
-    The bounds of a row group give its first and last series; `series` has those between. If
-    timestamps fall exactly as often as the series may change, each fall begins the next series.
+    The invariant: a row group is sorted by series, and inside a series times never fall, so at a
+    fall a new series begins. The group's bounds and `series` name all series that it may have. If
+    it has one fall fewer than names, each name begins at a fall. For names a, b, c, times 1 5 3 2
+    give a a b c. Times 1 3 5 2 may be a b b c or a a b c: then read the column.
     """
     names_of_groups = _find_names_of_groups(piece, reading.series)
     if names_of_groups is None:
@@ -659,6 +657,7 @@ def _read_by_runs(
     begin = 0
     for group, names in zip(piece.groups, names_of_groups, strict=True):
         end = begin + piece.footer.group_rows[group]
+        # A fall from one row group to the next is not counted: `begin` starts a run anyway.
         first_fall, after_falls = np.searchsorted(falls, (begin + 1, end))
         starts = [begin, *falls[first_fall:after_falls].tolist()]
         if len(starts) != len(names):
@@ -692,7 +691,12 @@ def _find_names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[list[
 def _read_piece(
     source: "OpenFile", piece: FilePiece, reading: Reading, threads: bool
 ) -> PieceRows | None:
-    """Return the needed rows of a piece; None if it has none."""
+    """Return the needed rows of a piece; None if it has none.
+
+    First read the columns with conditions, in all row groups; `needed` flags each of their rows.
+    Then read the others, in the `groups` with a needed row; `needed_of_groups` is `needed` without
+    the rest. Both leave the same `count` rows, so the columns fit together.
+    """
     schema, tested = reading.schema, reading.row_filter.columns
     sizes = np.array([piece.footer.group_rows[group] for group in piece.groups])
     total = int(sizes.sum())
@@ -799,8 +803,7 @@ class OpenFile:
     ) -> dict[str, Any]:
         """Read columns of row groups, by name; `threads` lets Arrow use all cores.
 
-        Text columns of `encoded` that are stored as dictionaries are returned as dictionaries. This
-        pays if many rows are dropped.
+        Text columns of `encoded` stay dictionaries where they are stored so.
 
         Raises:
             OSError, pa.ArrowException: they cannot be read, or are not as they were written.
@@ -875,8 +878,7 @@ def read_rows(
 ) -> pa.Table:
     """Return the rows that pass `row_filter` and `expression`; see `read_files`.
 
-    `schema` includes the columns that `expression` tests. Files with bounds outside the filter are
-    not opened.
+    `schema` has the columns of `expression`. Files with bounds outside the filter are not opened.
     """
     matching = [file for file in files if row_filter.may_match_file(file)]
     rows = read_files(location, matching, schema, row_filter)

@@ -518,7 +518,7 @@ class LogFile:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is no checkpoint of several parts or another name: only other tools write those."""
+        """Whether this package writes such names; others' checkpoints may have several parts."""
         return self.full.endswith((".json", ".checkpoint.parquet"))
 
 
