@@ -246,7 +246,8 @@ class SeriesEvents:
         codes: each row's position in `names`.
         sequence: each row's sequence.
         us: each row's timestamp.
-        original: the sequence that each row overrides, NO_SEQUENCE for an original.
+        original: the sequence that each row overrides, NO_SEQUENCE for an original. Here -1 will
+            do, as no edit names it; `NO_ORIGINAL` is for checks of files that may hold any number.
         erased: a flag for each row; None if no row is erased.
     """
 
@@ -299,7 +300,11 @@ def _find_last_of_each(group: Int64Array) -> Int64Array:
 
 
 def _find_originals(events: SeriesEvents) -> Int64Array:
-    """Return the row of each event's original (its own for an original); NO_SEQUENCE if missing."""
+    """Return the row of each event's original (its own for an original); -1 if it is missing.
+
+    Sort the rows together with a probe for each edit: its series and the sequence that it names. A
+    probe comes after the row of its key, if there is one, because its position is higher.
+    """
     rows = np.arange(len(events.codes))
     edits = np.flatnonzero(events.original != NO_SEQUENCE)
     if not len(edits):
@@ -307,7 +312,8 @@ def _find_originals(events: SeriesEvents) -> Int64Array:
     codes = np.concatenate([events.codes, events.codes[edits]])
     sequence = np.concatenate([events.sequence, events.original[edits]])
     order = np.lexsort((np.arange(len(codes)), sequence, codes))
-    # The rows are sorted already, so the last row up to a probe is the highest one.
+    # The rows are sorted already, so the last row up to a probe is the highest one. If the original
+    # is missing, this is another row or -1.
     nearest = np.maximum.accumulate(np.where(order < len(rows), order, -1))
     probe = np.flatnonzero(order >= len(rows))
     row, edit = nearest[probe], edits[order[probe] - len(rows)]
@@ -329,7 +335,17 @@ class _RangeEnd:
 
 @dataclass(frozen=True, slots=True)
 class _SlotPosition:
-    """A position among the slots of each series: `on` the slot `index`, or right before it."""
+    """A position among the slots of each series: `on` the slot `index`, or right before it.
+
+    Of three slots, `|` is right before one, and the numbers below are of `index`:
+
+        | slot 0  | slot 1  | slot 2  |
+        0   0     1   1     2   2     3
+
+    So counting moves `index` only: from slot 0, `next 2` ends on slot 2 and has three events; from
+    before slot 0 it ends before slot 2 and has two. Below 0 is before all events of the series, and
+    from 3 on, the number of slots, after all.
+    """
 
     index: Int64Array
     on: BoolArray
@@ -431,11 +447,17 @@ class _Slots:
         return slots if self._timed is None else slots & self._timed
 
     def to_bound(self, position: _SlotPosition) -> _RangeEnd:
-        """Convert a position to a doubled sequence."""
+        """Convert a position to a doubled sequence.
+
+        If the slots 0, 1, 2 have the sequences 10, 20, 30, then `sequence 15` .. `next 1` counts
+        from before slot 1 and ends before slot 2, at 2 * 30 - 1 = 59: from 2 * 15 = 30 to 59 there
+        is only event 20. `next 2` ends before slot 3, so after all events: at `_AFTER_ALL`.
+        """
         # An even number is on an event; the odd number below it is right before that event.
         doubled = 2 * self.event_at(position.index)[0]
         doubled = np.where(position.on, doubled, doubled - 1)
         doubled = np.where(position.index >= self.size, _AFTER_ALL, doubled)
+        # Before slot 0 is before every event, even one that no count includes.
         first_inside = np.where(position.on, 0, 1)
         return _RangeEnd(False, np.where(position.index < first_inside, _BEFORE_ALL, doubled))
 

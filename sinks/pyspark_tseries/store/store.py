@@ -464,7 +464,9 @@ class Store:
             batch: the rows to append.
             clock: gives the time in microseconds, once per attempt; None: the wall clock.
             synced: True if a commit on a local path must survive a power loss once this returns.
-            attempts: the attempts of an interrupted call; this call adds its own.
+            attempts: the attempts of an interrupted call; this call adds its own. The list is the
+                caller's, so that Ctrl-C does not lose it: the next call with the same list finds
+                out whether one of them is in the log.
 
         Returns:
             The commit; None if the store already has the batch, by another call.
@@ -479,6 +481,13 @@ class Store:
             StoreBusy: other clients won all attempts.
             OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
+        # Each turn first settles the attempts before it, because one that failed may be stored: a
+        # storage can fail after it has stored, or lose its answer. Only then it makes a new one.
+        # After the last attempt there is one more turn, only to settle that.
+        #
+        # A lost race raises an error too, so `faults` counts all failures until a turn sees that a
+        # competing commit was first, `was_beaten`. So races end the loop after `commits` attempts,
+        # as StoreBusy, and a faulty storage after `storage_failures`, with its own error.
         attempts = [] if attempts is None else attempts
         last_error: DeltaError | OSError | None = None
         faults = 0
