@@ -387,22 +387,29 @@ class Log:
         self._table = table
         self.table_id = str(table.metadata().id)
         """The id of the table; no other store has it."""
+        # The newest known entry. `_table` may be older, as entries are also read without it; the
+        # property `table` brings it up to date. `_checked` and `_verified` are never above it.
         self._version = int(table.version())
         self._skips_checks = skip_checks
-        # The newest entries without other tools' changes, synced, and with verified checksums.
+        # All entries up to these: no other tool has changed rows; they, and all that they name,
+        # survive a power loss; their checksums are right. After `add` the second is one ahead.
         self._checked = self._synced = self._verified = -1
-        self._directories: set[str] = set()
-        self._transactions: dict[str, int | None] = {}  # As of `_transactions_version`.
+        self._directories: set[str] = set()  # They survive a power loss, too.
+        # The last versions, as of `_transactions_version`, of some transactions, not of all: those
+        # requested, and those of entries read since. If that is not `_version`, they do not count.
+        self._transactions: dict[str, int | None] = {}
         self._transactions_version = -1
-        # The version and the contents of the last entry that this object has added.
+        # The version and the contents of the last entry that this object has added, one ahead of
+        # `_version` until it is read: then it need not be read from its file.
         self._own_entry: tuple[int, NewEntry] | None = None
         self._files = LiveFiles()
         self._columns: pa.Schema | None = None
         self._properties: dict[str, str] | None = None
         self._is_writable = False
-        self._last_checkpoint: int | None = None  # The newest one that this object knows of.
+        self._last_checkpoint: int | None = None  # The newest one known or begun.
         self.proven: dict[int, int] = {}
         """The ids of commits in this log, by number; a new dictionary if the log is replaced."""
+        # If the file of the entry `_version` is another one or gone, the table is opened anew.
         self._identity = self._entry_identity(self._version)
         if not skip_checks:
             self._check_undamaged()

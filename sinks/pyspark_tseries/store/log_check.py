@@ -251,6 +251,15 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
     commit of this package or by one that changes no rows (OPTIMIZE, z-order, VACUUM), or if a
     RESTORE returned to a sound one. A commit of this package on an unsound state leaves it unsound.
 
+    `sound` has the states to which the table may return, each with its version. A commit of this
+    package moves all states on, with their versions: undoing a change before it would keep it.
+
+        1  ours, adds a                {a}: 1
+        2  OPTIMIZE, replaces a by b   {a}: 1, {b}: 2
+        3  DELETE, replaces b by c     {a}: 1, {b}: 2, and the state is {c}: the first change
+        4  ours, adds d                {a, d}: 1, {b, d}: 2, and the state is {c, d}: followed
+        5  replaces c by b             {a, d}: 1, {b, d}: 5, and the state is {b, d}: no change left
+
     Args:
         entries: the entries, ascending by version; the state before the first one is sound.
     """
