@@ -1,18 +1,21 @@
-"""Rebuild damaged log entries (semantics 26.8), and those with times of a clock in the future.
+"""Rebuild damaged log entries (semantics 26.8), and correct times of wrong clocks (26.4).
 
-A damaged entry leaves traces: its checksum tells which single bit changed; the names of its
-commit's files have the commit's number and head; the head names the previous head and the batch of
-a query; and the entries around it limit what it can have been. Between two commits with successive
-numbers an entry held no commit: it added columns, which later files have, or it replaced files, and
-can be left empty if the files before it still exist. Otherwise the entry is lost.
+These are two subjects, independent of each other; `repair` needs both. The first half of the module
+is about entries, up to `put_rebuilt`; the second, from `TIME_COLUMNS` on, is about times.
+
+*Entries.* A damaged entry leaves traces: its checksum tells which single bit changed; the names of
+its commit's files have the commit's number and head; the head names the previous head and the batch
+of a query; and the entries around it limit what it can have been. Between two commits with
+successive numbers an entry held no commit: it added columns, which later files have, or it replaced
+files, and can be left empty if the files before it still exist. Otherwise the entry is lost.
 
 An entry is rebuilt only if all events then fit: each sequence exists once, as the head says.
 
-This module also corrects times that a clock in the future gave to commits (26.4). A commit in the
-future gets the time at which its file was written, or else the latest time that it can have. An
-event with exactly the timestamp of such a commit got it from that clock: it gets the corrected time
-of its commit, or the newest time of its series if that is later. Timestamps from a client stay as
-they are, even in the future. One commit replaces the files with corrected ones.
+*Times.* A commit that a wrong clock has dated in the future gets the time at which its file was
+written, or else the latest time that it can have. An event with exactly the timestamp of such a
+commit got it from that clock: it gets the corrected time of its commit, or the newest time of its
+series if that is later. Timestamps from a client stay as they are, even in the future. One commit
+replaces the files with corrected ones.
 """
 
 import contextlib
@@ -468,6 +471,7 @@ def correct_times(
     {4: 70, 5: 100, 6: 100}
     """
     corrected: dict[int, int] = {}
+    # From the last commit back, so that no commit gets a later time than the one after it.
     latest = now_us
     for number in reversed(commits.tolist()):
         us = written_us.get(number, latest)
@@ -499,7 +503,8 @@ def plan_correction(
     codes, sequence = codes[order], sequence[order]
     times = ("timestamp", "commit", "commit_time")
     us, commit, old_us = (to_int64(keys[name])[order] for name in times)
-    # An event with the time of a corrected commit got it from the clock, not from its writer.
+    # In the order of (series, sequence): `us` as stored, `corrected` as they will be. An event with
+    # the time of a corrected commit got it from the clock, not from its writer.
     is_assigned = np.isin(us, np.unique(old_us))
     corrected = np.where(is_assigned, _look_up(commit, commit_us), us)
     newest = _find_newest_before(names, newest_us)

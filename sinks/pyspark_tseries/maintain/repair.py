@@ -333,8 +333,8 @@ def plan_rewind(location: Location, *, give_up: bool) -> Rewind | None:
     # `last` is the last entry that would be kept so far; its state can be read without the `torn`
     # checkpoints. Each turn takes the torn file that the newest entry added. Either it steps back
     # to before that entry, or further, to before a damaged entry that a later checkpoint covered.
-    # Or, if that gives up whole commits, the file goes to `unsynced`, and stays as it is. So the
-    # loop ends: each turn lowers `last` or adds to `unsynced`.
+    # Or, if that gives up whole commits or no entry names the file, it goes to `unsynced` and stays
+    # as it is. So the loop ends: each turn lowers `last` or adds to `unsynced`.
     while True:
         files = read_state_at(location, last, torn)[0].items()
         broken = {path: why for path, why in torn_files(location, files) if path not in unsynced}

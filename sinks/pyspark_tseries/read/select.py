@@ -247,7 +247,7 @@ class SeriesEvents:
         sequence: each row's sequence.
         us: each row's timestamp.
         original: the sequence that each row overrides, NO_SEQUENCE for an original. Here -1 will
-            do, as no edit names it; `NO_ORIGINAL` is for checks of files that may hold any number.
+            do, as no edit of a sound store names it; see `model.arrays` for NO_ORIGINAL.
         erased: a flag for each row; None if no row is erased.
     """
 
