@@ -1,15 +1,15 @@
 """Keep columns of whole numbers as NumPy arrays, and select rows by ranges of keys.
 
 Sequences, timestamps and positions are 64-bit integers. Null is a number that no legal value
-reaches, so that arithmetic on it neither fails nor overflows. A key is (series, sequence); Python
-and Arrow both compare names by their UTF-8 bytes.
+reaches. A key is (series, sequence); Python and Arrow both compare names by their UTF-8 bytes.
 
 Which number stands for null:
 
 - NO_SEQUENCE, -1: no event yet, in an index or a state; the next sequence is then 0. As an original
   to be edited: none, so the event is an original.
 - NO_ORIGINAL, -2^63: the latter, in checks and deliveries, as a damaged file may hold -1.
-- NEVER_US, -2^62: no time yet. It is below all times, so a maximum with a time is that time.
+- NEVER_US, -2^62: no time yet. It is below all times, so a maximum with a time is that time, and so
+  far inside 64 bits that no arithmetic with times and durations overflows.
 - UNTIMED, 2^63 - 1: a row without a timestamp, before it gets one. It is above all times, so the
   row is sorted behind the others.
 
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 BoolArray = npt.NDArray[np.bool_]
-"""One flag for each row; the name says what is True, such as `is_late` or `needed`."""
+"""One flag for each row; the name says what is True, such as `is_present` or `inside`."""
 FloatArray = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 """Sequences or times, or positions: `rows` are of rows, `codes` of names in a list of names."""

@@ -109,13 +109,20 @@ _NO_COLUMNS: Final = BlockColumns({name: np.empty(0, np.int64) for name in _INDE
 
 @dataclass(frozen=True, slots=True)
 class SeriesIndex:
-    """The state of each series after the commit of `metadata`.
+    """The state of each series after the commit of `metadata`: one row of numbers for each.
 
-    `ids` has the position of each series in the columns. The columns are `last_sequence`;
-    `newest_us`, the newest timestamp of any event; `original_sequence` and `original_us`, those of
-    the newest original; `first_us`, the earliest timestamp of any original, NEVER_US if an old head
-    does not have it; `edits`, the number of edits ever made; and, if the retained range was
-    changed, `floor_sequence` and `floor_us`.
+    `ids` has the position of each series in the columns:
+
+    - `last_sequence`: of any event, erased or not.
+    - `newest_us`: the newest timestamp of any event that is not erased.
+    - `original_sequence`, `original_us`: of the newest original that is not erased.
+    - `first_us`, `edits`: the earliest timestamp of any original, and the number of edits ever
+      made, events included that were erased or that compaction has removed.
+    - `floor_sequence`, `floor_us`: only if the retained range was changed, or an event erased.
+
+    NEVER_US for a series with events says: in `newest_us` or `original_us`, that all its events, or
+    all its originals, are erased; in `first_us`, that neither this nor `edits` is known. Then the
+    head is from before these columns, or was rebuilt when only erased edits were left.
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)
@@ -325,6 +332,9 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     `first_us`: the earliest timestamp of any original; `edits`: their number; `edit_sequence`: of
     edits that are not erased; `horizon_sequence`, `horizon_us`: the last sequence, and the newest
     timestamp of an original that is not erased, in the commits up to `horizon`, inclusive.
+
+    It is of the given events alone, so after compaction `first_us` and `edits` leave out what was
+    removed. If only erased edits are left of a series, every time is NEVER_US.
     """
     sequence = events["sequence"]
     us = events["timestamp"].cast(pa.int64())

@@ -364,7 +364,12 @@ class _KeptValues:
         return pa.array(quantiles, mask=none)
 
     def time_weighted(self, column: str) -> pa.Array:
-        """Return the mean of each bucket in which each value holds until the next one."""
+        """Return the mean of each bucket in which each value holds until the next one.
+
+        With buckets of an hour, 10 at 0:15, 20 at 0:45 and 30 at 1:30: in the first bucket 10 holds
+        for 30 minutes and 20 for 15, so 45 are `covered`; nothing holds before 0:15. The second one
+        has a `head` of 30 minutes in which 20 still holds, then 30 holds for 30: its mean is 25.
+        """
         values, bucket, us = self._values(column)
         size = len(self._starts)
         if not len(us):
@@ -378,7 +383,8 @@ class _KeptValues:
         duration = until - us
         weighted: Any = np.bincount(bucket, _weigh(values, duration), minlength=size)
         covered = np.bincount(bucket, duration, minlength=size)
-        # From a bucket's start to its first value the last one before holds, if its group has one.
+        # From a bucket's start to its first value, or to its end if it has none, the last value of
+        # an earlier bucket holds, if its group has one. Buckets are sorted by group and start.
         before = np.searchsorted(bucket, np.arange(size)) - 1
         holds = (before >= 0) & (self._codes[bucket[before]] == self._codes)
         first_us = ends.copy()
@@ -440,7 +446,12 @@ def _fill(
     columns: list[pa.Array],
     ends_us: tuple[int | None, int | None],
 ) -> tuple[Int64Array, Int64Array, list[pa.Array]]:
-    """Return groups, starts and columns with a row for every bucket."""
+    """Return groups, starts and columns with a row for every bucket.
+
+    Example: group 0 has buckets at 0 and 2, group 1 at 1, so `every` is [0, 1, 2]. In it, groups
+    begin at [0, 1] and end before [3, 2]: group 0 gets a new row. The result has the codes
+    [0, 0, 0, 1] and starts [0, 1, 2, 1], and `sources`, the rows of the input, are [0, -1, 1, 2].
+    """
     counts = np.bincount(codes)
     first_rows = np.cumsum(counts) - counts
     lows, highs = starts[first_rows], starts[first_rows + counts - 1]

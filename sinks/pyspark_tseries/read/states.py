@@ -1,10 +1,11 @@
 """Fold events to *states* of buckets, and merge states (semantics 32.2).
 
 A state holds what an aggregate needs to know of some events of a bucket: their number, the exact
-sum, the lowest value. Several threads read events in pieces, fold each piece into states, and merge
-states of the same bucket. So memory holds a few pieces instead of all events. States merge in any
-order: sums are rounded once, at the end, and a first or last value is stored with its time, series
-and sequence. So no result depends on how events lie in files and pieces.
+sum, the lowest value. (The states of series in `model.series_index` are another thing.) Several
+threads read events in pieces, fold each piece into states, and merge states of the same bucket. So
+memory holds a few pieces instead of all events. States merge in any order: sums are rounded once,
+at the end, and a first or last value is stored with its time, series and sequence. So no result
+depends on how events lie in files and pieces.
 
 Doubles are added exactly. A sum is held as a few doubles, its *parts*, which add up to it exactly.
 To add the values of many runs at once, each value is rounded to a multiple of a power of two. The
@@ -581,6 +582,13 @@ def _to_double(total: Fraction) -> float:
 def _split_values(
     values: FloatArray, largest: float, first_rows: Int64Array, sizes: Int64Array, prefix: str = ""
 ) -> dict[str, FloatArray]:
+    """Return the parts of the sum of each run, one part for each round; see the module's head.
+
+    A round adds `unit` to each remainder and takes it away again. That rounds it to a multiple of
+    the last bit of `unit`, below zero of half of that, and leaves the rest for the next round. The
+    invariant: no remainder is above 2**exponent, and `unit` is `headroom` bits above that, so the
+    multiples of a whole run add up to less than half of `unit`, and NumPy rounds nothing.
+    """
     exponent = math.frexp(largest)[1]
     headroom = int(sizes.max()).bit_length() + 1
     sum_parts: dict[str, FloatArray] = {}

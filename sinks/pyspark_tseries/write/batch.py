@@ -138,7 +138,16 @@ def number_edits(
 
     An original may be edited if it is inside `retained` before the batch (by `index`), or in the
     batch itself. An edit gets the timestamp `now_us`, or its series' newest if that is later.
+
+    Example: three edits name original 3 of series b, a missing 9 of a, and 1 of b. If b's last
+    sequence, after the appends of the batch, is 6:
+
+        by edit: codes [1, 0, 1], is_editable [True, False, True], and of those left, order [0, 2]
+        by series with an edit left: present [1], names [b], sizes [2]
+
+    So b gets the sequences 7 and 8, both at the same time, and a is not in the change.
     """
+    # What may be edited depends on the index before the batch; sequences follow its appends.
     is_editable = _find_editable(targets, index, retained)
     before = lookup_after(targets.names, index, appended)
     missing = np.flatnonzero(~is_editable)

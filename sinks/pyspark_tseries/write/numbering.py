@@ -218,6 +218,8 @@ def number_rows(
     if not is_kept.all():
         rows = SortedRows(rows.order[is_kept], rows.names, rows.codes[is_kept], rows.us[is_kept])
     us = np.maximum(rows.us, min_us[rows.codes]) if counts.adjusted else rows.us
+    # Untimed rows were above all times, to be sorted last; from here on they are below, so that
+    # they count for no newest time.
     timed_us = us if timestamps.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
     return _assign_sequences(rows._replace(us=timed_us), before, now_us, index.cti_us, counts)
 
@@ -362,9 +364,19 @@ def _illegal_timestamp_error(series: pa.Scalar, us: int) -> UpdateFailed:
 def _assign_sequences(
     rows: SortedRows, before: dict[str, Int64Array], now_us: int, cti_us: int, counts: Counts
 ) -> NumberedRows:
-    """Assign sequences, and timestamps to the rows that have none (NEVER_US)."""
+    """Assign sequences, and timestamps to the rows that have none (NEVER_US).
+
+    `rows` are sorted by series, and in a series by time with untimed rows last; so its rows are
+    neighbours, and the last one has its newest time. Example: the batch (b, 12:00), (a, none),
+    (b, 11:00) where series a has the last sequence 4 and b is new:
+
+        by row: order [1, 2, 0], codes [0, 1, 1], us [none, 11:00, 12:00], sequence [5, 0, 1]
+        by series: names [a, b], first_rows [0, 1], sizes [1, 2], after: last_sequence [5, 1]
+
+    The untimed row gets the time `now_us`, or the newest time of a if that is later.
+    """
     first_rows, sizes = find_number_runs(rows.codes)
-    # Only the series that have rows left.
+    # `rows.names` and `before` may have series without rows left; number the others anew.
     present = rows.codes[first_rows]
     names = rows.names.take(pa.array(present))
     before = {name: column[present] for name, column in before.items()}
