@@ -503,7 +503,11 @@ def _fill_column(
 
 
 def _previous(sources: Int64Array, codes: Int64Array) -> pa.Array:
-    """Return for each row the last row with an event up to it, of its group."""
+    """Return for each row the last row with an event up to it, of its group.
+
+    Example: sources [-1, 0, -1, -1, 1] and codes [0, 0, 0, 1, 1] give [null, 0, 0, null, 1]: rows
+    of the input, and null where the row before is another group's, or there is none.
+    """
     rows = np.arange(len(sources))
     nearest = np.maximum.accumulate(np.where(sources >= 0, rows, -1))
     is_known = (nearest >= 0) & (codes[np.maximum(nearest, 0)] == codes)

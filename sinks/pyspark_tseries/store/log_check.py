@@ -252,7 +252,7 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
     RESTORE returned to a sound one. A commit of this package on an unsound state leaves it unsound.
 
     `sound` has the states to which the table may return, each with its version. A commit of this
-    package moves all states on, with their versions: undoing a change before it would keep it.
+    package moves all of them on, with their versions: undoing an earlier change keeps the commit.
 
         1  ours, adds a                {a}: 1
         2  OPTIMIZE, replaces a by b   {a}: 1, {b}: 2
