@@ -145,7 +145,7 @@ def number_edits(
         by edit: codes [1, 0, 1], is_editable [True, False, True], and of those left, order [0, 2]
         by series with an edit left: present [1], names [b], sizes [2]
 
-    So b gets the sequences 7 and 8, both at the same time, and a is not in the change.
+    So b gets the sequences 7 and 8, both at the same time, and a gets none.
     """
     # What may be edited depends on the index before the batch; sequences follow its appends.
     is_editable = _find_editable(targets, index, retained)

@@ -768,6 +768,7 @@ def build_events(
 _EVENT_NAMES: Final = [field.name for field in EVENT_FIELDS]
 _LAST_NAMES: Final = [field.name for field in (*ORIGINAL_FIELDS, *COMMIT_FIELDS)]
 _NO_ORIGINAL: Final = [pa.nulls(1, field.type) for field in ORIGINAL_FIELDS]
+"""The columns of one event that overrides none, which name the original of an edit."""
 
 
 def author_column(
