@@ -279,7 +279,7 @@ class QueryNumbers:
 
     @property
     def is_aggregated(self) -> bool:
-        """True if a stream has more partitions than are exported one by one."""
+        """Whether a stream has more partitions than are exported one by one."""
         samples = (sample for source in self.sources.values() for sample in source)
         return any(sample.metric is STREAM.AGGREGATED and sample.value for sample in samples)
 

@@ -335,7 +335,7 @@ class HandingReader(DataSourceStreamReader):
 
     @property
     def can_hand_over(self) -> bool:
-        """True if this version of Spark takes rows of this schema along with partitions."""
+        """Whether this version of Spark takes rows of this schema along with partitions."""
         return CAN_HAND_OVER and self._fits
 
     def set_handed_schema(self, schema: StructType) -> None:

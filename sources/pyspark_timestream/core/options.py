@@ -111,7 +111,7 @@ class OptionSpec:
 
     @property
     def required(self) -> bool:
-        """True if it must be given."""
+        """Whether it must be given."""
         return self.default is dataclasses.MISSING
 
     def next_step(self) -> str:

@@ -50,22 +50,22 @@ class Policy(NamedTuple):
 
     @property
     def flags(self) -> bool:
-        """True if late events become rows that differ from others only by `violation`."""
+        """Whether late events become rows that differ from others only by `violation`."""
         return Action.FLAG in self
 
     @property
     def flags_all(self) -> bool:
-        """True if it passes every late event on with its own times."""
+        """Whether it passes every late event on with its own times."""
         return set(self) == {Action.FLAG}
 
     @property
     def fails(self) -> bool:
-        """True if a violation fails the query."""
+        """Whether a violation fails the query."""
         return Action.FAIL in self
 
     @property
     def moves(self) -> bool:
-        """True if late events become rows with other times."""
+        """Whether late events become rows with other times."""
         return any(action.moves for action in self)
 
     def columns(self, shape: str) -> set[str]:

@@ -110,14 +110,14 @@ class CtiCondition:
 
     @property
     def is_set(self) -> bool:
-        """True if it is never null in a CTI row."""
+        """Whether it is never null in a CTI row."""
         if self.name == "Coalesce":
             return any(argument.is_set for argument in self.inputs)
         return self.name == "CTI" or (self.name == "Literal" and self.value is not None)
 
     @property
     def is_null(self) -> bool:
-        """True if it is always null in a CTI row."""
+        """Whether it is always null in a CTI row."""
         return self.name == "NULL" or (self.name == "Cast" and self.inputs[0].is_null)
 
     @property

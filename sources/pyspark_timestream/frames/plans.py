@@ -258,7 +258,7 @@ class ClassicOperator:
 
     @property
     def is_stream(self) -> bool:
-        """True if a stream is among its sources."""
+        """Whether a stream is among its sources."""
         return bool(self.plan.isStreaming())
 
     @property

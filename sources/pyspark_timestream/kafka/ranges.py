@@ -81,7 +81,7 @@ class TaskRange:
 
     @property
     def is_whole(self) -> bool:
-        """True if all records are read at once, without a warm-up or a cut."""
+        """Whether all records are read at once, without a warm-up or a cut."""
         return self.warm_up is None and not self.forced_ctis and not self.changes
 
     def split(self) -> Iterator[tuple[Mapping[str, str] | None, int | None, OffsetRange]]:

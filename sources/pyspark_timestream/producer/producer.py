@@ -151,7 +151,7 @@ class _MarkLock:
 
     @property
     def is_held(self) -> bool:
-        """True if this thread holds it, by itself or by `lend`."""
+        """Whether this thread holds it, by itself or by `lend`."""
         return threading.get_ident() in self._owners
 
     def lend(self, function: Callable[[Any], T], *, is_flush: bool = False) -> Callable[[Any], T]:

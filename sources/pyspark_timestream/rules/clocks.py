@@ -81,7 +81,7 @@ class Clues(NamedTuple):
 
     @property
     def has_other_unit(self) -> bool:
-        """True if times seem to be in a wrong unit; an archive of 1970 also has later times."""
+        """Whether times seem to be in a wrong unit; an archive of 1970 also has later times."""
         return 2 * self.early > self.old
 
     def to_json(self) -> dict[str, int]:
@@ -196,12 +196,12 @@ class TimeRules:
 
     @property
     def follows_writers(self) -> bool:
-        """True if a block without marks may change which writers count."""
+        """Whether a block without marks may change which writers count."""
         return bool(self.writers) or self.time_window or self.needs_record_times
 
     @property
     def needs_record_times(self) -> bool:
-        """True if silence or grace of writers is measured in record timestamps."""
+        """Whether silence or grace of writers is measured in record timestamps."""
         return self.writer_timeout_us is not None or self.writer_grace_us is not None
 
     def is_at_end(self, cti_us: int | None) -> bool:

@@ -289,7 +289,7 @@ class ReadingPlan(NamedTuple):
 
     @property
     def has_fields(self) -> bool:
-        """True if values or keys are read as fields."""
+        """Whether values or keys are read as fields."""
         return (self.options.value_format, self.options.key_format) != ("binary", "binary")
 
     def with_options(self, raw: Mapping[str, str]) -> "ReadingPlan":

@@ -236,7 +236,7 @@ class FailureKind(Enum):
 
     @property
     def may_pass(self) -> bool:
-        """True if the same work may succeed later; see the class."""
+        """Whether the same work may succeed later; see the class."""
         return self in (self.RETRIABLE, self.ABORT_NEEDED, self.ABANDONED)
 
 

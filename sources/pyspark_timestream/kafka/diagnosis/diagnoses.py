@@ -269,7 +269,7 @@ class Diagnosis(GivenWarning):
 
     @property
     def is_partial(self) -> bool:
-        """True if it is about less than half of the events, so that it holds nothing back."""
+        """Whether it is about less than half of the events, so that it holds nothing back."""
         return self.share < MOST
 
     @property

@@ -284,7 +284,7 @@ class StreamDriver:
 
     @property
     def _has_started(self) -> bool:
-        """True if the run has planned a batch."""
+        """Whether the run has planned a batch."""
         return self._first_planned is not None
 
     def _read_start(self, start: Mapping[str, Any]) -> StreamOffset | None:

@@ -487,7 +487,7 @@ class RunEnds:
 
     @property
     def is_bounded(self) -> bool:
-        """True if this is a bounded run."""
+        """Whether this is a bounded run."""
         return self._bounds is not None
 
     def limit(self, bounds: Mapping[Partition, int]) -> None:

@@ -56,7 +56,7 @@ class ClockChange:
 
     @property
     def changes_pinned(self) -> bool:
-        """True if it changes more than `idleTimeout`."""
+        """Whether it changes more than `idleTimeout`."""
         return {*self.old, *self.new} != {IDLE_TIMEOUT}
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class NewRules:
 
     @property
     def leaves_import_out(self) -> bool:
-        """True if CTIs are no longer imported."""
+        """Whether CTIs are no longer imported."""
         return self.before.cti_import is not None and self.after.cti_import is None
 
 

@@ -302,7 +302,7 @@ class StreamOffset:
 
     @property
     def has_records(self) -> bool:
-        """True if the batch has offsets to read."""
+        """Whether the batch has offsets to read."""
         return any(partition.size > 0 for partition in self.partitions.values())
 
     def groups(self) -> list[list[OffsetRange]]:

@@ -163,12 +163,12 @@ class StreamState:
 
     @property
     def has_run_ended(self) -> bool:
-        """True if the last batch was the end-of-run batch of this run."""
+        """Whether the last batch was the end-of-run batch of this run."""
         return self.run.bounded and self.previous.end_of_run and not self.run.new_start
 
     @property
     def has_new_import(self) -> bool:
-        """True if the imported topic has a CTI that the last batch does not know."""
+        """Whether the imported topic has a CTI that the last batch does not know."""
         return has_new_import(self.previous, self.snapshot.imported)
 
 

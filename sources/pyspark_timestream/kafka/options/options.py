@@ -403,18 +403,18 @@ class KafkaOptions(PayloadOptions):
 
     @property
     def has_ctis(self) -> bool:
-        """True if the stream has a column `cti`."""
+        """Whether the stream has a column `cti`."""
         return self.final_cti or self.is_ordered
 
     @property
     def is_ordered(self) -> bool:
-        """True if the fate of a record depends on those before it in its partition."""
+        """Whether the fate of a record depends on those before it in its partition."""
         sources = (self.frequency, self.cti_header, self.cti_import)
         return any(source is not None for source in sources)
 
     @property
     def is_timed_by_record(self) -> bool:
-        """True if the time of an event is its record's timestamp."""
+        """Whether the time of an event is its record's timestamp."""
         return self.start_time.kind == "timestamp" and self.shape != "edge"
 
     @property
@@ -424,7 +424,7 @@ class KafkaOptions(PayloadOptions):
 
     @property
     def cuts_partitions(self) -> bool:
-        """True if several tasks may read one partition."""
+        """Whether several tasks may read one partition."""
         return self.min_partitions is not None or self.max_records is not None
 
     @property

@@ -329,7 +329,7 @@ class PayloadRules(NamedTuple):
 
     @property
     def needs_latest(self) -> bool:
-        """True if the reader's schema is the latest one of `subject` when the query starts."""
+        """Whether the reader's schema is the latest one of `subject` when the query starts."""
         is_read = self.has_registry and self.format in SCHEMA_FORMATS
         return is_read and self.reader_schema is None
 
@@ -488,7 +488,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def has_schemas(self) -> bool:
-        """True if values or keys are read by schemas, or their schemas are looked up."""
+        """Whether values or keys are read by schemas, or their schemas are looked up."""
         formats = {self.value_format, self.key_format}
         return bool(self.registry) or not formats.isdisjoint(SCHEMA_FORMATS)
 

@@ -110,7 +110,7 @@ class KafkaWriteOptions:
 
     @property
     def wants_marks(self) -> bool:
-        """True if an option about marks is set."""
+        """Whether an option about marks is set."""
         names, defaults = ("writer", "header", "cti_from", "delay_us"), KafkaWriteOptions()
         return any(getattr(self, name) != getattr(defaults, name) for name in names)
 

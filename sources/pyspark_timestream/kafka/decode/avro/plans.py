@@ -88,7 +88,7 @@ class Scalar:
 
     @property
     def is_text(self) -> bool:
-        """True if the bytes must be UTF-8, or the payload is broken."""
+        """Whether the bytes must be UTF-8, or the payload is broken."""
         return self.kind == "string" and bool(pa.types.is_string(self.type))
 
     def to_wire(self, values: list[Any]) -> Wire:
