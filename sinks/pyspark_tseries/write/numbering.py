@@ -23,6 +23,7 @@ from pyspark_timestream.core.instants import (
     DAY_US,
     FINAL_US,
     MIN_US,
+    SECOND_US,
     format_duration,
     format_instant,
 )
@@ -351,9 +352,9 @@ def _check_legal(rows: SortedRows) -> None:
 
 
 def _illegal_timestamp_error(series: pa.Scalar, us: int) -> UpdateFailed:
-    written = f"{us} us since 1970"
-    with contextlib.suppress(OverflowError):  # Beyond the years of a datetime.
-        written = format_instant(us)
+    # A number tells more of a wrong unit than a year beyond 9999 does.
+    has_datetime = MIN_US <= us < FINAL_US + SECOND_US
+    written = format_instant(us) if has_datetime else f"{us} us since 1970"
     return UpdateFailed(
         f"series '{series}': timestamp {written} is out of range",
         f"{format_instant(MIN_US)} to {format_instant(FINAL_US)}",
