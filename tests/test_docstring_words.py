@@ -24,9 +24,9 @@ from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.core.policies import STORE_POLICIES
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+from pyspark_timestream.report import PAGE_COLOURS
 from pyspark_tseries import __main__ as command_line
 from pyspark_tseries.chart.figure import USUAL
-from pyspark_tseries.chart.svg import PAGES
 from pyspark_tseries.client import convert
 from pyspark_tseries.client.results import LOCAL
 from pyspark_tseries.client.sql import VIEWS
@@ -72,7 +72,7 @@ PUBLIC = {
 }
 DUCKDB = {*dir(duckdb.DuckDBPyRelation), *dir(duckdb.DuckDBPyConnection)}
 FACING = {
-    *(*RESULTS, *RANGES, *EXTRAS, *PUBLIC, *DUCKDB, *FUNCTIONS, *FILLS, *VIEWS, *PAGES),
+    *(*RESULTS, *RANGES, *EXTRAS, *PUBLIC, *DUCKDB, *FUNCTIONS, *FILLS, *VIEWS, *PAGE_COLOURS),
     *(USUAL, LOCAL, convert._EDIT_OF),
 }
 """The words of users; inside the package they are the names of something else, such as `last`."""

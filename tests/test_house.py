@@ -36,6 +36,41 @@ def test_only_the_packages_themselves_list_what_they_export() -> None:
     assert listing == sorted(root / "__init__.py" for root in ROOTS)
 
 
+DEFINED_TWICE = {
+    "INSTANT": "Arrow's type of an instant, in the core of each package",
+}
+"""The constants that two modules may define, and why."""
+
+
+def test_a_constant_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for name in sorted(constants_of(ast.parse(path.read_text()))):
+            places.setdefault(name, []).append(f"{path.parent.name}/{path.name}")
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert {name: twice[name] for name in twice if name not in DEFINED_TWICE} == {}
+    assert set(DEFINED_TWICE) <= set(twice)
+
+
+def constants_of(module: ast.Module) -> set[str]:
+    """Return the public constants that a module defines; a type variable is none."""
+    names = set()
+    for statement in ast.walk(module):
+        match statement:
+            case ast.Assign(value=ast.Call(func=ast.Name(id="TypeVar"))):
+                continue
+            case ast.Assign(targets=targets):
+                pass
+            case ast.AnnAssign(target=target):
+                targets = [target]
+            case _:
+                continue
+        if statement.col_offset == 0:
+            found = [name for target in targets for name in ast.walk(target)]
+            names |= {name.id for name in found if isinstance(name, ast.Name)}
+    return {name for name in names if re.fullmatch("[A-Z][A-Z0-9_]*", name)}
+
+
 def test_an_append_to_a_store_passes_few_files(tmp_path: Path) -> None:
     series = TimeSeries.create(tmp_path / "store", {"value": pa.float64()})
     noon = datetime(2026, 11, 26, 12, tzinfo=UTC)

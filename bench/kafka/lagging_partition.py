@@ -24,7 +24,14 @@ from side_by_side import versions
 from spark_session import local_spark
 
 from pyspark_timestream import advance_time
-from pyspark_timestream.demo.data import LAG_HOURS, LAGGING, STATIONS, TOPIC, DemoRecord, make_trips
+from pyspark_timestream.demo.data import (
+    DEMO_TOPIC,
+    LAG_HOURS,
+    LAGGING,
+    STATIONS,
+    DemoRecord,
+    make_trips,
+)
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench" / "results" / "lagging_partition.json"
@@ -38,12 +45,12 @@ NEXT_DAY_MS = 1_767_312_000_000
 def measure(spark: SparkSession, kafka: Broker, place: Path) -> dict[str, Any]:
     """What each query counted, and where its time was after each batch."""
     given = make_trips()
-    kafka.create_topic(TOPIC, len(STATIONS))
-    kafka.produce(TOPIC, map(record, given))
+    kafka.create_topic(DEMO_TOPIC, len(STATIONS))
+    kafka.produce(DEMO_TOPIC, map(record, given))
     ours, ours_progress = run(by_ctis(spark, kafka), place / "timestream")
     _, watermarks = run(by_watermark(spark, kafka), place / "spark")
     last = DemoRecord(json.dumps({"station": "-", "departed": "2026-01-02"}), 0, NEXT_DAY_MS)
-    kafka.produce(TOPIC, [record(last)])
+    kafka.produce(DEMO_TOPIC, [record(last)])
     theirs, after = run(by_watermark(spark, kafka), place / "spark")
     instants = [each["eventTime"]["watermark"] for each in (*watermarks, *after)]
     ctis = [each["sources"][0]["latestOffset"]["cti"] for each in ours_progress]
@@ -89,7 +96,7 @@ def common(kafka: Broker) -> dict[str, str]:
     """Options that both have."""
     return {
         "kafka.bootstrap.servers": kafka.bootstrap,
-        "subscribe": TOPIC,
+        "subscribe": DEMO_TOPIC,
         "startingOffsets": "earliest",
         "maxOffsetsPerTrigger": str(RECORDS_PER_BATCH),
     }

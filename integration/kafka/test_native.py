@@ -31,7 +31,7 @@ from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.native.consumer import (
-    LIBRARY_PATH,
+    NATIVE_READER_PATH,
     NativeConsumer,
     NativeReader,
     load_native_reader,
@@ -44,7 +44,9 @@ from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not LIBRARY_PATH.exists(), reason="the native reader is not built here"),
+    pytest.mark.skipif(
+        not NATIVE_READER_PATH.exists(), reason="the native reader is not built here"
+    ),
 ]
 
 EVERYTHING = ColumnSet(True, True, True, True)

@@ -15,7 +15,7 @@ from kafka_query import DAY_MS, Stream, ctis, event, marks, seconds, times
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
-from pyspark_timestream.core.checkpoint import FORMAT_VERSION, INITIAL_OFFSET
+from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, OFFSET_VERSION
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.reader import KafkaTransport
 
@@ -303,7 +303,7 @@ def test_a_newer_offset_is_refused_by_name(stream) -> None:
     made = stream([event(1)], ctiFrequency=1)
     made.run()
     for offset in (made.place / "checkpoint" / "offsets").glob("[0-9]*"):
-        newer = offset.read_text().replace(f'"version": {FORMAT_VERSION}', '"version": 99')
+        newer = offset.read_text().replace(f'"version": {OFFSET_VERSION}', '"version": 99')
         assert '"version": 99' in newer
         offset.write_text(newer)
         (offset.parent / f".{offset.name}.crc").unlink(missing_ok=True)

@@ -268,8 +268,8 @@ OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "erase", "forget-w
 """Commands that need the right `own` if the store has a policy."""
 
 ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
-    "show": show.ARGUMENTS,
-    "browse": browse.ARGUMENTS,
+    "show": show.SHOW_ARGUMENTS,
+    "browse": browse.BROWSE_ARGUMENTS,
     "backup": {"target": {"help": "where to: a directory or prefix that is empty"}},
     "rollup": {
         "--into": {

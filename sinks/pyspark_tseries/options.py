@@ -107,27 +107,27 @@ def _parse_path(value: str) -> str:
     return location
 
 
-PATH: Final = Parser(
+_PATH: Final = Parser(
     _parse_path,
     "an absolute local path, a file: URI, or an s3: URI",
 )
-NAME: Final = Parser(str, "the name of a column")
-RANGE: Final = Parser(
+_NAME: Final = Parser(str, "the name of a column")
+_RANGE: Final = Parser(
     parse_range,
     "'limit N', 'last DURATION' or both (DURATION such as 30S, 5M, 1D), or 'unlimited'",
 )
 _POINTS: Final = "'start', 'sequence N', an ISO-8601 time, 'last N', 'last DURATION'"
-ANCHOR: Final = Parser(parse_anchor, _POINTS)
-SPAN: Final = Parser(
+_ANCHOR: Final = Parser(parse_anchor, _POINTS)
+_SPAN: Final = Parser(
     parse_span,
     f"{_POINTS}, 'next N', 'next DURATION', 'previous N', 'previous DURATION'",
 )
-INSTANT: Final = Parser(parse_instant, "an ISO-8601 time with a zone")
-SERIES: Final = Parser(
+_ISO_INSTANT: Final = Parser(parse_instant, "an ISO-8601 time with a zone")
+_SERIES: Final = Parser(
     _parse_series,
     'one name, or a JSON list of names such as ["a", "b"]',
 )
-COLUMNS: Final = Parser(
+_COLUMNS: Final = Parser(
     _parse_columns,
     "names of columns, separated by commas, such as 'timestamp, celsius'",
 )
@@ -152,17 +152,17 @@ def _parse_cti(value: str) -> str:
 NO_MAX_US: Final = 2**62
 """Stands for `maxFuture` = `none`."""
 
-DELAY: Final = Parser(
+_DELAY: Final = Parser(
     _parse_delay,
     "a duration such as '1 hour', at least '0 seconds'",
     format=format_duration,
 )
-FUTURE: Final = Parser(
+_FUTURE: Final = Parser(
     lambda value: NO_MAX_US if value.strip().lower() == "none" else _parse_delay(value),
     "a duration such as '1 day', at least '0 seconds', or 'none'",
     format=lambda us: "none" if us == NO_MAX_US else format_duration(us),
 )
-CTI: Final = Parser(
+_CTI: Final = Parser(
     _parse_cti,
     "'true', 'false' or the name of a column",
     format=lambda column: column or "false",
@@ -192,21 +192,21 @@ def _parse_fill(value: str) -> Any:
     return value
 
 
-EVERY: Final = Parser(
+_EVERY: Final = Parser(
     lambda value: (_parse_buckets(value), value)[1],
     "a duration such as '15 minutes' or '1 day', or whole months, quarters or years",
 )
-ZONE: Final = Parser(_parse_zone, "an IANA name such as 'Europe/Berlin'")
-AGGREGATES: Final = Parser(
+_ZONE: Final = Parser(_parse_zone, "an IANA name such as 'Europe/Berlin'")
+_AGGREGATES: Final = Parser(
     parse_aggregate_list,
     "a list such as 'celsius mean, hottest = celsius max, p95 = celsius 0.95, n = count'",
 )
-FILL: Final = Parser(_parse_fill, "'null', 'previous', 'linear', or a value")
-INITIAL: Final = Parser(
+_FILL: Final = Parser(_parse_fill, "'null', 'previous', 'linear', or a value")
+_INITIAL: Final = Parser(
     parse_initial,
     "'limit N', 'last DURATION', both, 'unlimited', or 'none'",
 )
-STARTS: Final = Parser(parse_start_sequences, 'JSON such as {"series": 7}')
+_STARTS: Final = Parser(parse_start_sequences, 'JSON such as {"series": 7}')
 
 
 class _Located:
@@ -236,7 +236,7 @@ class WriteOptions(_Located):
 
     path: str = option(
         "path",
-        PATH,
+        _PATH,
         description=(
             "the store; `.start(path)` or `.save(path)`; an absolute path or a URI, since Spark's "
             "processes have their own working directories"
@@ -245,7 +245,7 @@ class WriteOptions(_Located):
     )
     series_column: str | None = option(
         "seriesColumn",
-        NAME,
+        _NAME,
         None,
         description="the column that names the series; none: `series`",
         excludes=("seriesName",),
@@ -255,7 +255,7 @@ class WriteOptions(_Located):
     )
     timestamp_column: str | None = option(
         "timestampColumn",
-        NAME,
+        _NAME,
         None,
         description=(
             "event time; none: `timestamp` if there is one; null or absent: assigned at commit"
@@ -263,7 +263,7 @@ class WriteOptions(_Located):
     )
     edit_of_column: str | None = option(
         "editOfColumn",
-        NAME,
+        _NAME,
         None,
         description=(
             "none: `edit_of` if there is one; its sequence makes a row an edit of that original of "
@@ -272,7 +272,7 @@ class WriteOptions(_Located):
     )
     cti_column: str | None = option(
         "ctiColumn",
-        NAME,
+        _NAME,
         None,
         description=(
             "CTIs: a row in which it is set is not stored, and moves the CTI that the query "
@@ -282,7 +282,7 @@ class WriteOptions(_Located):
     )
     cti_delay_us: int | None = option(
         "ctiDelay",
-        DELAY,
+        _DELAY,
         None,
         description=(
             "a stream commits its CTI with each batch: that of `ctiColumn`, else Spark's watermark "
@@ -292,7 +292,7 @@ class WriteOptions(_Located):
         effect="stream",
     )
     author_column: str | None = option(
-        "authorColumn", NAME, None, description="who wrote the row; none: `author` if there is one"
+        "authorColumn", _NAME, None, description="who wrote the row; none: `author` if there is one"
     )
     author: str | None = option(
         "author",
@@ -304,7 +304,7 @@ class WriteOptions(_Located):
     )
     retained_range: RetainedRange | None = option(
         "retainedRange",
-        RANGE,
+        _RANGE,
         None,
         description=(
             "how much a series keeps, set when the store is created: `limit 10`, `last 30D`, both, "
@@ -313,7 +313,7 @@ class WriteOptions(_Located):
     )
     subscription_range: RetainedRange | None = option(
         "subscriptionRange",
-        INITIAL,
+        _INITIAL,
         None,
         description=(
             "what subscribers get first unless they ask for something else, set when the store is "
@@ -331,7 +331,7 @@ class WriteOptions(_Located):
     )
     max_future_us: int | None = option(
         "maxFuture",
-        FUTURE,
+        _FUTURE,
         None,
         description=(
             "how far a timestamp may lie after the time of its commit, or `none`; none: in a store "
@@ -437,7 +437,7 @@ class ReadOptions(_Located):
 
     path: str = _batch_option(
         "path",
-        PATH,
+        _PATH,
         description="the store; `.load(path)`",
         help="name the store in .load(path)",
     )
@@ -454,13 +454,13 @@ class ReadOptions(_Located):
     )
     series: tuple[str, ...] | None = _batch_option(
         "series",
-        SERIES,
+        _SERIES,
         None,
         description="one name, or a JSON list of names; none: all",
     )
     view_from: Point | None = _batch_option(
         "from",
-        ANCHOR,
+        _ANCHOR,
         None,
         description=(
             "where the view range, which originals, begins: `start`, `sequence N`, an ISO-8601 "
@@ -469,7 +469,7 @@ class ReadOptions(_Located):
     )
     view_to: Point | None = _batch_option(
         "to",
-        SPAN,
+        _SPAN,
         None,
         description=(
             "where it ends, inclusive: the same, where `last` leaves off that much, or `next N`, "
@@ -478,7 +478,7 @@ class ReadOptions(_Located):
     )
     edit_from: Point | None = _batch_option(
         "editFrom",
-        ANCHOR,
+        _ANCHOR,
         None,
         description=(
             "where the edit range begins, outside of which no event is in the result; none: `start`"
@@ -486,7 +486,7 @@ class ReadOptions(_Located):
     )
     edit_to: Point | None = _batch_option(
         "editTo",
-        SPAN,
+        _SPAN,
         None,
         description="where it ends, inclusive; none: `last 0`",
     )
@@ -498,7 +498,7 @@ class ReadOptions(_Located):
     )
     columns: tuple[str, ...] | None = _batch_option(
         "columns",
-        COLUMNS,
+        _COLUMNS,
         None,
         description=(
             "names of columns, separated by commas, such as `timestamp, celsius`: only these are "
@@ -517,7 +517,7 @@ class ReadOptions(_Located):
     )
     every: str | None = _batch_option(
         "every",
-        EVERY,
+        _EVERY,
         None,
         description=(
             "the width of buckets, such as `15 minutes`, `1 day` or `1 month`: a row for each "
@@ -529,14 +529,14 @@ class ReadOptions(_Located):
     )
     timezone: str | None = _batch_option(
         "timezone",
-        ZONE,
+        _ZONE,
         None,
         description="buckets begin by the clock of this time zone; none: by UTC",
         needs=("every",),
     )
     aggregates: tuple[tuple[str, str, str | float], ...] | None = _batch_option(
         "aggregate",
-        AGGREGATES,
+        _AGGREGATES,
         None,
         description=(
             "the columns of buckets: `COLUMN FUNCTION`, or `NAME = COLUMN FUNCTION`, separated by "
@@ -548,7 +548,7 @@ class ReadOptions(_Located):
     )
     fill: Any = _batch_option(
         "fill",
-        FILL,
+        _FILL,
         None,
         description=(
             "adds a row for each bucket without an event: `null`, `previous` (the row before), "
@@ -558,7 +558,7 @@ class ReadOptions(_Located):
     )
     as_of: int | None = _batch_option(
         "asOf",
-        INSTANT,
+        _ISO_INSTANT,
         None,
         description=(
             "the store, its retained range included, as it was at that commit time (ISO-8601), "
@@ -628,13 +628,13 @@ class SubscribeOptions(_Located):
 
     path: str = _stream_option(
         "path",
-        PATH,
+        _PATH,
         description="the store; `.load(path)`",
         help="name the store in .load(path)",
     )
     subscription_range: RetainedRange | None = _stream_option(
         "subscriptionRange",
-        INITIAL,
+        _INITIAL,
         None,
         description=(
             "the initial events: `limit N`, `last DURATION` (before the series' newest original), "
@@ -643,7 +643,7 @@ class SubscribeOptions(_Located):
     )
     starting_sequence: Mapping[str, int] | None = _stream_option(
         "startingSequence",
-        STARTS,
+        _STARTS,
         None,
         description=(
             'JSON `{"series": n}`: of that series every event from `n` on instead, as far as it is '
@@ -667,7 +667,7 @@ class SubscribeOptions(_Located):
     )
     cti: str = _stream_option(
         "cti",
-        CTI,
+        _CTI,
         "",
         description=(
             "`true`, or a name: adds a column `cti`, or of that name, and rows in which it alone "
@@ -760,7 +760,7 @@ def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
             "it is missing, as it always is in a write to a table of Spark's catalog, and in a "
             "read of one that was created with columns (CREATE TABLE, saveAsTable): Spark passes a "
             "Python source no options of such a table",
-            PATH.accepts,
+            _PATH.accepts,
             "name the store in .load(path), .save(path) or .start(path), in SQL INSERT INTO name "
             "WITH (path '/data/trips'); to read a table, DROP such a table and create it without "
             f"columns, or {VIEW} instead",

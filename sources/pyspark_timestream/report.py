@@ -240,7 +240,7 @@ COLOURS: Final = (
 """Each has a contrast of 3 and more to both pages, and differs from the others to people who see
 two primary colours."""
 
-PAGES: Final = {"light": ("#ffffff", "#1f2328"), "dark": ("#14171c", "#e6e8eb")}
+PAGE_COLOURS: Final = {"light": ("#ffffff", "#1f2328"), "dark": ("#14171c", "#e6e8eb")}
 """The colours of a page and of its text."""
 
 FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"

@@ -50,6 +50,9 @@ answers carry these headers as well."""
 _SHARED: Final = ("page.css", "page.js")
 _FILES: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 
+ONLY_PAGE: Final = "the page is at /"
+"""The `pages` of a server that has one."""
+
 
 class Response(NamedTuple):
     """What a page answers: its type, and its text."""

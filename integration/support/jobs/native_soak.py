@@ -198,7 +198,7 @@ def until_error(blocks: Iterator[RecordBlock]) -> tuple[list[RecordBlock], bool]
 def soak(kafka: Broker, seconds: float, seed: int) -> None:
     """Compare until the time is over."""
     dice = random.Random(seed)
-    library = Path(os.environ.get("SOAK_LIBRARY") or native_library.LIBRARY_PATH)
+    library = Path(os.environ.get("SOAK_LIBRARY") or native_library.NATIVE_READER_PATH)
     native_reader = native_library.load_native_reader(library)
     assert native_reader is not None
     ends, next_kill = time.monotonic() + seconds, time.monotonic() + KILL_EVERY_S / 2

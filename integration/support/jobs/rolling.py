@@ -17,7 +17,7 @@ def main() -> None:
     """Run until killed, in commits of few buckets."""
     source, rollup, begun = sys.argv[1:]
     runs.MAX_BUCKETS_PER_COMMIT = 40  # type: ignore[misc]
-    runs.MAX_GROUP_BYTES = 1  # type: ignore[misc]
+    runs.MAX_BYTES_AT_ONCE = 1  # type: ignore[misc]
     series = TimeSeries.open(source, "roller")
     with open(begun, "ab", buffering=0) as file:
         while True:

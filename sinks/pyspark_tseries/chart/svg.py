@@ -18,7 +18,7 @@ from pyspark_timestream.report import (
     FAINT,
     FONT,
     LETTER,
-    PAGES,
+    PAGE_COLOURS,
     SIZE,
     cut_text,
     draw_time_axis,
@@ -81,8 +81,8 @@ def draw_svg(
         figure: what to draw.
         width: the width of the picture, in pixels.
         height: the height of a panel of numbers.
-        theme: a key of `PAGES`; `auto` follows the reader's settings; None for an inline picture in
-            the colours of the page around it.
+        theme: a key of `PAGE_COLOURS`; `auto` follows the reader's settings; None for an inline
+            picture in the colours of the page around it.
         link: returns an address for the mark of an edit, from the sequence of its original. With
             it, the page around an inline picture sizes the picture by its own style.
     """
@@ -116,10 +116,10 @@ def _put_in_frame(
         style = ' fill="currentColor"'
         style += ' style="max-width:100%;height:auto"' if is_alone else ""
         return f"{head}{style}>{description}{body}</svg>"
-    page, ink = PAGES["light" if theme == "auto" else theme]
+    page, ink = PAGE_COLOURS["light" if theme == "auto" else theme]
     dark_style = ""
     if theme == "auto":
-        dark_page, dark_ink = PAGES["dark"]
+        dark_page, dark_ink = PAGE_COLOURS["dark"]
         dark_style = (
             f"<style>@media (prefers-color-scheme:dark){{svg{{color:{dark_ink}}}"
             f".page{{fill:{dark_page}}}}}</style>"

@@ -26,6 +26,7 @@ from pyspark_timestream.report import (
     to_html,
 )
 from pyspark_timestream.serving import (
+    ONLY_PAGE,
     PageServer,
     Response,
     address_arguments,
@@ -442,8 +443,7 @@ def _cut(text: str) -> str:
     return cut_text(text, _MAX_CELL)
 
 
-PAGES: Final = "the page is at /"
-ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
+BROWSE_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     **address_arguments(4051),
     **ZONE_ARGUMENT,
     "--json": {"action": "store_true", "help": "print what the store has once, as JSON"},
@@ -481,7 +481,11 @@ def browse(location: Location, arguments: argparse.Namespace) -> int:
         print(json.dumps(contents, indent=2, default=lambda moment: moment.isoformat()))
         return 0
     server = PageServer(
-        arguments.host, arguments.port, StorePage(viewer, read_wall_clock).answer, PAGES, "--port"
+        arguments.host,
+        arguments.port,
+        StorePage(viewer, read_wall_clock).answer,
+        ONLY_PAGE,
+        "--port",
     )
     print(announce(arguments.host, server.port), flush=True)
     try:

@@ -639,7 +639,7 @@ def parse_author(author: str | None) -> str:
 # -- rows ----------------------------------------------------------------------------------------
 
 
-ROWS: Final = (
+KINDS_OF_ROWS: Final = (
     "a table or batches of Arrow, a frame of pandas or Polars, or a list of mappings of names to "
     "values"
 )
@@ -753,7 +753,7 @@ def _read_columns(rows: Any) -> list[tuple[Any, Column]]:
         except pa.ArrowInvalid as error:  # It is one column, or its rows cannot be read.
             raise IncompatibleValue(
                 f"{type(rows).__name__} has no rows: {error}",
-                ROWS,
+                KINDS_OF_ROWS,
                 "make a frame of it, such as with frame[['series', 'celsius']]",
             ) from error
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
@@ -762,7 +762,7 @@ def _read_columns(rows: Any) -> list[tuple[Any, Column]]:
     wrong = next((row for row in rows if not isinstance(row, Mapping)), None) if is_list else rows
     raise IncompatibleValue(
         f"{show_value(wrong)} is not a row" if is_list else f"{type(rows).__name__} has no rows",
-        ROWS,
+        KINDS_OF_ROWS,
         "convert it, for example with pa.table(columns); collect() a lazy frame first",
     )
 

@@ -6,9 +6,9 @@
             save(events.position)
 
 A follower is a subscription that one process reads. It reads new events in batches, at most
-`MAX_EVENTS` after the initial ones, and gives them one by one. Between two events its position is a
-point in the batch, so a follower that begins there gets exactly the remaining events. While nothing
-is new, it only checks whether the log has another entry.
+`MAX_HELD_EVENTS` after the initial ones, and gives them one by one. Between two events its position
+is a point in the batch, so a follower that begins there gets exactly the remaining events. While
+nothing is new, it only checks whether the log has another entry.
 """
 
 import asyncio
@@ -52,17 +52,17 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.store import Store
 
-MAX_EVENTS: Final = 50_000
+MAX_HELD_EVENTS: Final = 50_000
 """A follower holds at most this many events, or the initial events of one series."""
 
 CATCH_UP_BYTES: Final = 32 * 1024 * 1024
 CATCH_UP_BATCHES: Final = 20
-"""A follower that catches up holds this many bytes, or, if less, this many times `MAX_EVENTS`.
+"""A follower that catches up holds this many bytes, or, if less, this many times `MAX_HELD_EVENTS`.
 
 Each batch reads all files with missing events once, so small batches would take longer.
 """
 
-ROWS_AT_ONCE: Final = 1000
+CONVERTED_AT_ONCE: Final = 1000
 """Convert this many rows of a batch to Python objects at once."""
 
 LOCAL_POLL_S: Final = 0.05
@@ -256,7 +256,9 @@ class Follower:
             while not self._ready and not self._closed.is_set():
                 batch, delivered = self._progress
                 if delivered < batch.table.num_rows:
-                    self._ready.extend(self._decode(batch.table.slice(delivered, ROWS_AT_ONCE)))
+                    self._ready.extend(
+                        self._decode(batch.table.slice(delivered, CONVERTED_AT_ONCE))
+                    )
                     break
                 if self._is_drained and self._subscription.is_current():
                     break
@@ -276,10 +278,10 @@ class Follower:
 
 def _limit_after(batch: pa.Table) -> int:
     """Return the number of events that the batch after `batch` may have."""
-    if batch.num_rows < MAX_EVENTS:
-        return MAX_EVENTS
+    if batch.num_rows < MAX_HELD_EVENTS:
+        return MAX_HELD_EVENTS
     fitting = CATCH_UP_BYTES * batch.num_rows // max(int(batch.nbytes), 1)
-    return int(max(MAX_EVENTS, min(fitting, CATCH_UP_BATCHES * MAX_EVENTS)))
+    return int(max(MAX_HELD_EVENTS, min(fitting, CATCH_UP_BATCHES * MAX_HELD_EVENTS)))
 
 
 def _empty_batch(position: Position) -> _EventBatch:

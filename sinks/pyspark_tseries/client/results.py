@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_instant
 from pyspark_timestream.core.processes import lazy
 from pyspark_timestream.errors import show_value
-from pyspark_timestream.report import PAGES, format_count, html_table
+from pyspark_timestream.report import PAGE_COLOURS, format_count, html_table
 from pyspark_tseries.chart.figure import (
     USUAL,
     ChartRequest,
@@ -52,7 +52,7 @@ MAX_SERIES: Final = 8
 
 _WIDTHS: Final = 240, 4000
 _HEIGHTS: Final = 40, 2000
-_THEMES: Final = ("auto", *PAGES)
+_THEMES: Final = ("auto", *PAGE_COLOURS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ _HEIGHTS: Final = 3, 200
 _PROBE: Final = "⠿◆│┤└─┬█▁▒"
 """A terminal that cannot show these letters gets ASCII."""
 
-ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
+SHOW_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
     "series": {"nargs": "*", "help": "names; without any, a table of the newest values"},
     "--prefix": {"help": "series whose names begin so"},
     "--pattern": {"help": "series whose names look so: * is any text, ? one letter"},

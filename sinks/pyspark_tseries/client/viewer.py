@@ -40,8 +40,8 @@ COUNTS: Final = (100, 1_000, 10_000)
 ALL: Final = "all"
 """Draws all events of a series: in buckets, if there are more than the highest of `COUNTS`."""
 
-MAX_EDITS: Final = 50
-MAX_EVENTS: Final = 20
+MAX_LISTED_EDITS: Final = 50
+MAX_LISTED_EVENTS: Final = 20
 MINUTES: Final = 60
 """Count commits for each of this many last minutes."""
 
@@ -309,7 +309,7 @@ class StoreViewer:
         columns = tuple(field.name for field in values if is_drawn(field.type))
         row = read_row(listed, 0) if len(listed) else None
         query = RangeQuery(open_view=lambda: view)
-        events = query.from_last(MAX_EVENTS).select_from(request.series).table
+        events = query.from_last(MAX_LISTED_EVENTS).select_from(request.series).table
         result: QueryResult | BucketResult | None = None
         edits: Sequence[tuple[Cells, Cells | None]] = ()
         more = 0
@@ -379,7 +379,7 @@ def _list_edits(table: pa.Table) -> tuple[list[tuple[Cells, Cells | None]], int]
         before[original[row]] = row
     newest = [
         (read_row(table, row), None if old is None else read_row(table, old))
-        for row, old in edit_rows[: -MAX_EDITS - 1 : -1]
+        for row, old in edit_rows[: -MAX_LISTED_EDITS - 1 : -1]
     ]
     return newest, len(edit_rows) - len(newest)
 

@@ -142,8 +142,8 @@ SMALL_FILE_BYTES: Final = 64 * 1024
 SMALL_FILES_AT_ONCE: Final = 1000
 """Read files of up to this size whole, and this many of them before the memory is counted."""
 
-MAX_GROUP_ROWS: Final = 20_000
-MAX_GROUP_BYTES: Final = 8 * 1024 * 1024
+MAX_COMPACTED_GROUP_ROWS: Final = 20_000
+MAX_COMPACTED_GROUP_BYTES: Final = 8 * 1024 * 1024
 """A compacted row group is larger than a written one, because it holds fewer series."""
 
 MAX_ENCODED_TEXTS: Final = 1000
@@ -389,7 +389,12 @@ class Merge:
 
     def _write(self, path: str, table: pa.Table) -> WrittenFile:
         return write_events(
-            self._location, path, table, MAX_GROUP_ROWS, MAX_GROUP_BYTES, self._notes
+            self._location,
+            path,
+            table,
+            MAX_COMPACTED_GROUP_ROWS,
+            MAX_COMPACTED_GROUP_BYTES,
+            self._notes,
         )
 
     def _merge_ranges(self, ranges: Sequence[KeyRange]) -> Iterator[tuple[str, pa.Table]]:

@@ -38,7 +38,7 @@ from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
-REASON: Final = "reason"
+REASON_COLUMN: Final = "reason"
 """The value column that says why an event was written; null in events of other writers."""
 
 LATE_TOKEN: Final = "tseries:late:"
@@ -149,13 +149,13 @@ class _Withdrawal(Revision):
     def find_rows(self, snapshot: Snapshot) -> pa.Table:
         """Return an edit for each visible window in which a correction is in force."""
         schema = staged_schema(self.values)
-        if REASON not in schema.names or snapshot.head_id is None:
+        if REASON_COLUMN not in schema.names or snapshot.head_id is None:
             return schema.empty_table()
         events = run_query(Scope(snapshot, snapshot.index()), Query("allEdits")).table
         original = originals_of(events)
         is_own = pc.and_(
             pc.is_in(events["author"], pa.array(sorted(self.correctors), pa.string())),
-            events[REASON].is_valid(),
+            events[REASON_COLUMN].is_valid(),
         )
         # Values stay out of the join: their columns have any name, and Arrow joins no nested ones.
         keys = pa.table({"series": events["series"], "original": original, "is_own": is_own})
@@ -180,7 +180,7 @@ class _Withdrawal(Revision):
         others = np.maximum.reduceat(others, begins)
         # A window made only by late rows keeps its start.
         sources = {self.start: np.where(others < 0, begins, others)}
-        names = [field.name for field in self.values if field.name != REASON]
+        names = [field.name for field in self.values if field.name != REASON_COLUMN]
         restored = pa.table(
             {
                 name: events[name].take(pa.array(rows, mask=rows < 0))
@@ -194,7 +194,7 @@ class _Withdrawal(Revision):
         restored = restored.filter(is_changed)
         columns = {name: restored[name] for name in names}
         columns |= {"series": first_keys["series"], EDIT_OF.name: first_keys["original"]}
-        columns[REASON] = pa.array([self.reason] * restored.num_rows, pa.string())
+        columns[REASON_COLUMN] = pa.array([self.reason] * restored.num_rows, pa.string())
         arrays = [
             columns[field.name].cast(field.type)
             if field.name in columns

@@ -51,7 +51,7 @@ from pyspark_tseries.model.downsampling import (
     CHANGES,
     COVERED,
     PROPERTY,
-    REASON,
+    REASON_FIELD,
     RollupSettings,
     check_aggregates,
     describe_reasons,
@@ -71,7 +71,7 @@ from pyspark_tseries.model.ranges import (
     format_range,
     min_retained,
 )
-from pyspark_tseries.read.downsample import downsample
+from pyspark_tseries.read.downsample import MAX_BYTES_AT_ONCE, downsample
 from pyspark_tseries.read.scan import Scope, run_query, sample_series
 from pyspark_tseries.read.view import known_series
 from pyspark_tseries.storage.erasures import read_records
@@ -94,9 +94,6 @@ MAX_BUCKETS_PER_COMMIT: Final = 100_000
 
 MAX_EVENTS_AT_ONCE: Final = 1_000_000
 """Read about this many events of a group of series at once."""
-
-MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
-"""Read as many series at once as have files of about this stored size."""
 
 MAX_RANGES: Final = 32
 """Read the changed buckets in at most this many ranges of time."""
@@ -621,7 +618,7 @@ class _RollupRun:
         row_filter = RowFilter(times=(low, high - 1))
         files = [file for file in self._snapshot.files if row_filter.may_match_file(file)]
         samples = sample_series(self._index, sum(file.size for file in files), names)
-        return list(split_keys(samples, MAX_GROUP_BYTES, whole_series=True))
+        return list(split_keys(samples, MAX_BYTES_AT_ONCE, whole_series=True))
 
     def _divide_time(self, group: KeyRange, low: int, high: int) -> list[tuple[int, int]]:
         """Divide a range of time into ranges with about `MAX_EVENTS_AT_ONCE` events each."""
@@ -729,7 +726,7 @@ class _RollupRun:
         columns["author"] = (
             changes["author"] if allowed else pa.nulls(buckets.num_rows, pa.string())
         )
-        columns[REASON.name] = describe_reasons(changes)
+        columns[REASON_FIELD.name] = describe_reasons(changes)
         self._add_pending(columns, buckets.num_rows)
         self._pending_counts.edited += buckets.num_rows
 

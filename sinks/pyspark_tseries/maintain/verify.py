@@ -461,7 +461,7 @@ def _check_head(events: _SortedEvents, index: SeriesIndex) -> Iterator[Finding]:
             yield Finding("state", f"series '{name}': {problem}", series=name)
 
 
-MAX_RANGE_BYTES = 64 * 1024 * 1024
+MAX_CHECKED_BYTES = 64 * 1024 * 1024
 """The uncompressed size of the checked columns in one key range."""
 
 MAX_LOST_SERIES = 100
@@ -532,7 +532,7 @@ def check_rows(
 ) -> Iterator[Finding]:
     """Yield the violations of the events in the readable files `data`, with keys as `samples`."""
     has_rows = np.zeros(len(index.columns["last_sequence"]), bool)
-    for keys in split_keys(samples, MAX_RANGE_BYTES, whole_series=True):
+    for keys in split_keys(samples, MAX_CHECKED_BYTES, whole_series=True):
         events = read_rows(location, data, BASE_SCHEMA, RowFilter(keys=keys))
         ids = index.ids.find(events["series"].unique().to_pylist())
         has_rows[ids[(ids >= 0) & (ids < len(has_rows))]] = True

@@ -377,7 +377,7 @@ COVERED: Final = "tseries:rollup"
 BEGUN: Final = "tseries:rollup:begun"
 """The same for an unfinished first run: the buckets written so far are of that commit."""
 
-REASON: Final = pa.field("reason", pa.string())
+REASON_FIELD: Final = pa.field("reason", pa.string())
 """The value column that says why a bucket was edited; null in its original."""
 
 CHANGES: Final = pa.schema(
@@ -420,7 +420,7 @@ class RollupSettings:
 
     def values(self, schema: pa.Schema) -> list[pa.Field]:
         """Return the value columns of the rollup of a store with the value columns `schema`."""
-        return [*list(result_fields(schema, self.downsampling))[2:], REASON]
+        return [*list(result_fields(schema, self.downsampling))[2:], REASON_FIELD]
 
     def to_json(self) -> str:
         """Return the text of `PROPERTY`; `parse_settings` reads it back."""
@@ -504,7 +504,7 @@ def check_aggregates(aggregates: Sequence[Aggregate]) -> None:
                 "take 'mean', or ask the source with every()",
             )
         name = aggregate.name.lower()
-        if name in (REASON.name, "edit_of", *RESERVED_NAMES):
+        if name in (REASON_FIELD.name, "edit_of", *RESERVED_NAMES):
             raise InvalidQuery(
                 f"a rollup has a column '{name}' anyway", "another name", "rename the aggregate"
             )

@@ -23,7 +23,7 @@ from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BlockColumns, In
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import NO_COMMIT, CommitMetadata, attach_metadata, read_metadata
 
-MAX_CHANGES: Final = 64
+MAX_INDEX_CHANGES: Final = 64
 """In a store of few series, a full table ends a longer chain of changes."""
 
 SERIES_PER_CHANGE: Final = 2000
@@ -265,7 +265,7 @@ def min_retained_table(index: SeriesIndex) -> pa.Table | None:
 
 def needs_full_table(metadata: CommitMetadata, series: int) -> bool:
     """Return whether the chain of changes is long, or has more rows than the store has series."""
-    max_depth = max(MAX_CHANGES, series // SERIES_PER_CHANGE)
+    max_depth = max(MAX_INDEX_CHANGES, series // SERIES_PER_CHANGE)
     return metadata.depth > max_depth or metadata.rows > max(series, MIN_FULL_TABLE_ROWS)
 
 

@@ -68,7 +68,7 @@ from pyspark_tseries.read.states import (
 _WEIGHT: Final = 2.0**-60
 """A microsecond in the unit of weights."""
 
-MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
+MAX_BYTES_AT_ONCE: Final = 64 * 1024 * 1024
 """Read as many series at once as have files of about this stored size."""
 
 
@@ -210,10 +210,14 @@ def _divide_series(scope: Scope, query: Query) -> list[Scope]:
     """Divide the series of a scope into groups with files of a limited size."""
     scan, names = Scan(scope, query), scope.names
     size = sum(file.size for file in (*scan.originals, *scan.edits))
-    if size <= MAX_GROUP_BYTES or scope.keys != ALL_KEYS or (names is not None and len(names) < 2):
+    if (
+        size <= MAX_BYTES_AT_ONCE
+        or scope.keys != ALL_KEYS
+        or (names is not None and len(names) < 2)
+    ):
         return [scope]
     samples = sample_series(scope.index, size, names)
-    groups = split_keys(samples, MAX_GROUP_BYTES, whole_series=True)
+    groups = split_keys(samples, MAX_BYTES_AT_ONCE, whole_series=True)
     return [dataclasses.replace(scope, keys=group) for group in groups]
 
 

@@ -37,7 +37,7 @@ from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.corrections import (
     BASIS_KEY,
     LATE_TOKEN,
-    REASON,
+    REASON_COLUMN,
     late_path,
     list_correctors,
     read_withdrawn,
@@ -71,7 +71,7 @@ MergeRule = str | Callable[[Any, Any], Any]
 
 MERGES: Final = ("sum", "min", "max")
 
-ROWS: Final = "tseries late rows"
+LATE_COUNT: Final = "tseries late rows"
 """The column with the number of late rows of a window.
 
 No column of a store has a space in its name, so no result is called like this one or those below.
@@ -110,7 +110,7 @@ class WindowRules:
 
 @dataclass(frozen=True, slots=True)
 class WindowStep:
-    """The outcome of one batch of late rows: tables of series, window, results and `ROWS`.
+    """The outcome of one batch of late rows: tables of series, window, results and `LATE_COUNT`.
 
     Attributes:
         ready: windows to correct now.
@@ -156,7 +156,7 @@ def merge_windows(
     A null is a result without values, and changes nothing.
     """
     arrow_rules = {name: how for name, how in merges.items() if isinstance(how, str)}
-    arrow_rules[ROWS] = "sum"
+    arrow_rules[LATE_COUNT] = "sum"
     functions = {name: how for name, how in merges.items() if callable(how)}
     numbered = _number(windows.select([*keys, *arrow_rules]), _ROW)
     if functions:
@@ -224,7 +224,7 @@ class Corrections(Revision):
     """Late windows to merge into a store, atomically.
 
     Attributes:
-        windows: series, window, results and `ROWS`, a row for each window.
+        windows: series, window, results and `LATE_COUNT`, a row for each window.
         rules: the rules of the windows.
         values: the store's value columns.
         token: identifies the batch.
@@ -301,7 +301,9 @@ class Corrections(Revision):
         stored_results = (
             stored.select(["series", keys[1], *merges])
             .rename_columns([*keys, *merges])
-            .append_column(ROWS, pa.nulls(stored.num_rows, late_results.schema.field(ROWS).type))
+            .append_column(
+                LATE_COUNT, pa.nulls(stored.num_rows, late_results.schema.field(LATE_COUNT).type)
+            )
             .select(late_results.column_names)
         )
         try:
@@ -323,7 +325,7 @@ class Corrections(Revision):
         if self.rules.window_us is None:
             return
         window = in_force[self.rules.keys[1]]
-        is_theirs = pc.and_(pc.is_null(in_force[REASON]), window.is_valid())
+        is_theirs = pc.and_(pc.is_null(in_force[REASON_COLUMN]), window.is_valid())
         times = pc.coalesce(in_force["original_timestamp"], in_force["timestamp"])
         refuse_other_windows(
             pa.table(
@@ -382,7 +384,7 @@ class Corrections(Revision):
             "timestamp": pc.if_else(is_edit, pa.scalar(None, pa.int64()), time),
             EDIT_OF.name: rows[_ORIGINAL],
             window: rows[window],
-            REASON: pa.array([self.rules.reason] * rows.num_rows, pa.string()),
+            REASON_COLUMN: pa.array([self.rules.reason] * rows.num_rows, pa.string()),
             **{name: rows[name] for name in self.rules.merges},
         }
         schema = staged_schema(self.values)
@@ -407,13 +409,14 @@ def refuse_limit(retained: RetainedRange, root: str) -> None:
 
 def _refuse_other_reasons(in_force: pa.Table) -> None:
     """Refuse to write over a user's column that happens to be called `reason`."""
-    is_reason = pc.and_(in_force[REASON].is_valid(), in_force["original_sequence"].is_null())
+    is_reason = pc.and_(in_force[REASON_COLUMN].is_valid(), in_force["original_sequence"].is_null())
     row = pc.index(is_reason, True).as_py()
     if row >= 0:
         raise UpdateFailed(
-            f"the column '{REASON}' is not of corrections: in series '{in_force['series'][row]}' "
-            f"it is '{in_force[REASON][row]}', and the store has no corrections yet",
-            f"a store whose column '{REASON}' is null in what others write",
+            f"the column '{REASON_COLUMN}' is not of corrections: in series "
+            f"'{in_force['series'][row]}' it is '{in_force[REASON_COLUMN][row]}', and the store "
+            "has no corrections yet",
+            f"a store whose column '{REASON_COLUMN}' is null in what others write",
             "write these values to a column of another name, in a new store. Nothing of the batch "
             "is stored",
         )
@@ -497,8 +500,8 @@ def correct_late(
     refuse_without_ctis(opened)
     AccessCheck(opened.settings.policy, author).require("update", "correct windows")
     _check_violation(late)
-    if REASON not in [column.name for column in opened.values]:
-        add_columns(opened, [pa.field(REASON, pa.string())])
+    if REASON_COLUMN not in [column.name for column in opened.values]:
+        add_columns(opened, [pa.field(REASON_COLUMN, pa.string())])
     length_us = parse_duration(window)
     rules = WindowRules(
         (series, start),
@@ -519,9 +522,9 @@ def correct_late(
 
     def correct(batch: DataFrame, number: int) -> None:
         key = quote_column(series)
-        grouped = batch.groupBy(F.col(key), windows).agg(*results, F.count("*").alias(ROWS))
+        grouped = batch.groupBy(F.col(key), windows).agg(*results, F.count("*").alias(LATE_COUNT))
         late_windows = grouped.select(
-            key, F.col("_window.start").alias(start), *map(quote_column, [*aggregates, ROWS])
+            key, F.col("_window.start").alias(start), *map(quote_column, [*aggregates, LATE_COUNT])
         )
         query = identity.find_id(batch)
         streams = partial(identity.find_streams, query, number)
@@ -554,10 +557,11 @@ def _check_columns(store: Store, start: str, results: list[str]) -> None:
             "let the query that writes the windows select it, such as "
             "F.col('window.start').alias('window_start')",
         )
-    if types.get(REASON, pa.string()) != pa.string():
+    if types.get(REASON_COLUMN, pa.string()) != pa.string():
         raise IncompatibleValue(
-            f"the store '{store.root}' has a column '{REASON}' of type {types[REASON]}",
-            f"a store whose '{REASON}' is a text, and null in what others write",
+            f"the store '{store.root}' has a column '{REASON_COLUMN}' of type "
+            f"{types[REASON_COLUMN]}",
+            f"a store whose '{REASON_COLUMN}' is a text, and null in what others write",
             "let the query that writes the windows give that column another name",
         )
 
@@ -725,7 +729,7 @@ class _Corrector:
             _LOG.warning(
                 "%d late rows of %d windows are left out of the store '%s', such as '%s' at %s, "
                 "which %s",
-                sum(windows[ROWS].to_pylist()),
+                sum(windows[LATE_COUNT].to_pylist()),
                 windows.num_rows,
                 self.location.root,
                 windows[self.rules.keys[0]][0],

@@ -437,7 +437,7 @@ _DRAFT: Final = re.compile(r"tseries\.json\.[0-9a-f]{8}")
 _DRAFT_LIFE_S: Final = 60
 """A killed process left a draft of the record that is older than this."""
 _FORMAT_VERSION: Final = 1
-MAX_BATCHES: Final = 100
+MAX_RECORDED_BATCHES: Final = 100
 """Record the commits of this many batches, as many as Spark keeps in a checkpoint."""
 
 
@@ -577,7 +577,7 @@ def remember_commit(
         # Another query's commits would otherwise make the next batch search the log for this one.
         note_commit(store, commit)
     try:
-        _write_record(checkpoint, store, batches[-MAX_BATCHES:])
+        _write_record(checkpoint, store, batches[-MAX_RECORDED_BATCHES:])
     except (FileExistsError, NotADirectoryError, PermissionError):
         return  # This checkpoint can have no record; the store still has its marks of queries.
     except OSError as error:

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.adapters import (
-    MAX_BYTES,
+    MAX_HANDED_BYTES,
     HandingReader,
     can_be_taken,
     collect_rows,
@@ -436,7 +436,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         if not self.can_hand_over or len(tasks) != 1:
             return
         events, stored_bytes = _measure(tasks[0].delivery)
-        if events > self._max_handed or stored_bytes > MAX_BYTES:
+        if events > self._max_handed or stored_bytes > MAX_HANDED_BYTES:
             return
         try:
             rows = collect_rows(self.read(tasks[0]))

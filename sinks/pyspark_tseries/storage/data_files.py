@@ -39,7 +39,7 @@ from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_insid
 ROWS_PER_GROUP: Final = 10_000
 """With small row groups, a reader of one series can skip most of a file that has all series."""
 
-MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
+MAX_ROW_GROUP_BYTES: Final = 4 * 1024 * 1024
 """The uncompressed size of a row group of large rows; readers decode whole row groups."""
 
 ENCODING_BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -735,7 +735,7 @@ def write_events(
     path: str,
     table: pa.Table,
     max_rows: int = ROWS_PER_GROUP,
-    max_bytes: int = MAX_GROUP_BYTES,
+    max_bytes: int = MAX_ROW_GROUP_BYTES,
     notes: Mapping[str, str] | None = None,
     *,
     stats: FileStats | None = None,

@@ -56,7 +56,7 @@ from pyspark_tseries.model.commits import CommitMetadata, name_writer
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import OneSeries, SeriesIndex, make_change
 from pyspark_tseries.storage.data_files import (
-    MAX_GROUP_BYTES,
+    MAX_ROW_GROUP_BYTES,
     ROWS_PER_GROUP,
     FileStats,
     WrittenFile,
@@ -685,7 +685,7 @@ class EventFile:
         self._write(groups)
 
     def _cut_held(self) -> list[pa.Table]:
-        return cut_groups(pa.concat_tables(self._held), ROWS_PER_GROUP, MAX_GROUP_BYTES)
+        return cut_groups(pa.concat_tables(self._held), ROWS_PER_GROUP, MAX_ROW_GROUP_BYTES)
 
     def _write(self, groups: Sequence[pa.Table]) -> None:
         for group in groups:

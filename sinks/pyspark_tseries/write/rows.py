@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import is_any_binary, is_any_text, split_cti_rows
+from pyspark_timestream.core.arrow import CTI_COLUMN, is_any_binary, is_any_text, split_cti_rows
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
@@ -41,9 +41,6 @@ EDIT_OF: Final = ORIGINAL_FIELDS[0]
 
 STAGED_NAMES: Final = ("series", "timestamp", "author", EDIT_OF.name)
 """The names of the first columns of a `staged_schema`; the others are values."""
-
-_CTI: Final = "cti"
-"""The default column of CTIs, as in the DataFrames of timestream's sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +148,11 @@ def _find_column(
 def _find_cti_column(
     by_name: dict[str, pa.Field], chosen: str | None, stored: list[pa.Field] | None
 ) -> pa.Field | None:
-    field = _find_column(by_name, "ctiColumn", chosen, _CTI)
+    field = _find_column(by_name, "ctiColumn", chosen, CTI_COLUMN)
     if chosen is not None or field is None:
         return field
     # A store may have a value column of this name.
-    is_value = any(stored_field.name.lower() == _CTI for stored_field in stored or ())
+    is_value = any(stored_field.name.lower() == CTI_COLUMN for stored_field in stored or ())
     return None if is_value or not pa.types.is_timestamp(field.type) else field
 
 
@@ -319,7 +316,7 @@ _FLOAT_ROUNDING: Final = np.uint64(0x6A09E667)
 """Add this before bits are dropped. With a half, sums of cents such as 600,000.25 would lie between
 two rounded numbers, and the smallest difference would change the digest."""
 
-ROWS_AT_ONCE: Final = 16 * 1024
+ROWS_IN_CACHE: Final = 16 * 1024
 """This many rows of a column fit in the processor's cache."""
 
 
@@ -328,8 +325,8 @@ def digest_rows(rows: pa.RecordBatch | pa.Table) -> int:
     batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
     total = 0
     for batch in batches:
-        for start in range(0, batch.num_rows, ROWS_AT_ONCE):
-            total = add_digests(total, _digest(batch.slice(start, ROWS_AT_ONCE)))
+        for start in range(0, batch.num_rows, ROWS_IN_CACHE):
+            total = add_digests(total, _digest(batch.slice(start, ROWS_IN_CACHE)))
     return total
 
 

@@ -460,7 +460,7 @@ def format_fraction(value: Fraction) -> str:
 
 
 _EXACT_NUMBER: Final = "an exact decimal such as 0.001 or a fraction such as 1/3"
-_INSTANT: Final = Parser(
+_ISO_INSTANT: Final = Parser(
     parse_instant,
     "an ISO-8601 instant such as 2026-01-01T00:00:00Z",
     format=format_instant,
@@ -508,7 +508,7 @@ class TimeOptions:
     )
     zero_us: int | None = option(
         "timeZero",
-        _INSTANT,
+        _ISO_INSTANT,
         None,
         description="ISO-8601 start of simulated time; none: the clock at the query's first start",
         effect="stream",

@@ -35,8 +35,8 @@ from pyspark_timestream.clock.options import (
 )
 from pyspark_timestream.core.adapters import HandingReader, hide_tracebacks
 from pyspark_timestream.core.checkpoint import (
-    FORMAT_VERSION,
     INITIAL_OFFSET,
+    OFFSET_VERSION,
     check_offset,
     damaged_offset,
     is_initial_offset,
@@ -224,7 +224,7 @@ class TimeStreamReader(HandingReader, SupportsTriggerAvailableNow):
         offset = {
             "settings": dict(sorted(self._settings.items())),
             "started_us": clock.started_us,
-            "version": FORMAT_VERSION,
+            "version": OFFSET_VERSION,
             "zero_us": clock.zero_us,
             **ticks.to_json(),
         }

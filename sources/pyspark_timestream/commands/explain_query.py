@@ -12,6 +12,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream.commands.explanation import Explanation, explain_stream, read_operators
+from pyspark_timestream.core.arrow import CTI_COLUMN
 from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.why import find_own_message
@@ -202,7 +203,6 @@ ONE_BATCH: Final = Diagnosis(
 )
 """The diagnosis of a query that Spark ends after one batch; the source itself cannot see that."""
 
-_CTI_COLUMN: Final = "cti"
 _STATEFUL_OPERATORS: Final = (
     "Aggregate",
     "Deduplicate",
@@ -251,14 +251,14 @@ def _list_paths(
 
 def _find_mistake(path: tuple[ClassicOperator, ...]) -> Diagnosis | None:
     source, *operators = path
-    if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
+    if not any(column.endswith(CTI_COLUMN) for column in source.columns):
         return None
     for operator in operators:
         if operator.watermark is not None:
             watermark = operator.watermark
             return (
                 None
-                if watermark.endswith(_CTI_COLUMN)
+                if watermark.endswith(CTI_COLUMN)
                 else _own_watermark(f"withWatermark on column '{watermark}'")
             )
         joins_streams = operator.name == JOIN and all(

@@ -414,7 +414,7 @@ def explain_checkpoint(location: str, spark: Any = None, details: bool = False) 
 MAX_ROWS: Final = 20
 """A table shows this many partitions, causes first, and counts the others."""
 
-MAX_CHANGES: Final = 3
+MAX_OPTION_CHANGES: Final = 3
 """Show this many changes of options, the newest, and count the others."""
 
 _MAX_WRITERS: Final = 10
@@ -472,7 +472,7 @@ def describe_changes(stream: StreamExplanation) -> list[str]:
     """Return a line for each of the last changes of options, newest first."""
     waiting = stream.waiting_change
     coming = [] if waiting is None else [f"A change waits for the CTI {waiting}"]
-    newest = stream.changes[: -MAX_CHANGES - 1 : -1]
+    newest = stream.changes[: -MAX_OPTION_CHANGES - 1 : -1]
     lines = [
         f"Changed from batch {change.number} on, at CTI {format_time(change.cti_us)}: "
         f"{change.describe()}"

@@ -273,12 +273,12 @@ _WRAPPER: Final[type | None] = getattr(datasource_internal, "_SimpleStreamReader
 CAN_HAND_OVER: Final = hasattr(_WRAPPER, "getCache")
 """Whether this version of Spark takes rows along with partitions."""
 
-MAX_BYTES: Final = 32 * 1024 * 1024
+MAX_HANDED_BYTES: Final = 32 * 1024 * 1024
 """Spark's process of the source holds at most about this much of a batch, twice while it sends."""
 
 
 def collect_rows(
-    batches: Iterable[pa.RecordBatch], max_bytes: int = MAX_BYTES
+    batches: Iterable[pa.RecordBatch], max_bytes: int = MAX_HANDED_BYTES
 ) -> list[pa.RecordBatch] | None:
     """Return all `batches`; None once they take more than `max_bytes`."""
     rows, bytes_left = [], max_bytes

@@ -14,6 +14,9 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import Integers
 
+CTI_COLUMN: Final = "cti"
+"""The column of CTI rows; null in rows of data."""
+
 
 def is_any_list(data_type: pa.DataType) -> bool:
     """Return whether a type has lists of any of Arrow's layouts; maps are none."""

@@ -311,7 +311,7 @@ def note_written_topic(checkpoint: Path, topic: str) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
         new_file = Path(f"{path}.new")
-        new_file.write_text(json.dumps({"topic": topic, "version": FORMAT_VERSION}), "utf-8")
+        new_file.write_text(json.dumps({"topic": topic, "version": OFFSET_VERSION}), "utf-8")
         new_file.replace(path)
     except OSError:
         return  # Nothing relies on it.
@@ -343,10 +343,10 @@ def parse_offset(value: Any) -> dict[str, Any]:
     return offset if isinstance(offset, dict) else {}
 
 
-FORMAT_VERSION: Final = 1
+OFFSET_VERSION: Final = 1
 """The version of both transports' offsets."""
 
-INITIAL_OFFSET: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
+INITIAL_OFFSET: Final[dict[str, Any]] = {"version": OFFSET_VERSION}
 """The constant initial offset, which means "nothing is decided yet".
 
 Spark asks for it again at each restart and never stores it; the first real offset holds every
@@ -412,10 +412,10 @@ def check_offset(
     if other_source := find_other_source(offset, "settings"):
         raise CheckpointMismatch(*other_source)
     version = offset.get("version")
-    if version != FORMAT_VERSION:
+    if version != OFFSET_VERSION:
         raise CheckpointMismatch(
             f"the checkpoint's offsets have format version {version}; this timestream reads "
-            f"version {FORMAT_VERSION}: install the timestream release that wrote the checkpoint"
+            f"version {OFFSET_VERSION}: install the timestream release that wrote the checkpoint"
         )
     stored = offset.get("settings", settings)
     texts = stored.values() if isinstance(stored, Mapping) else [None]

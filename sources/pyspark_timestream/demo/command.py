@@ -27,11 +27,11 @@ from pyspark_timestream.demo.broker import (
     wait_for_broker,
 )
 from pyspark_timestream.demo.data import (
+    DEMO_TOPIC,
     LAG_HOURS,
     LAGGING,
     STATIONS,
     STOPS_DESCRIPTORS,
-    TOPIC,
     make_topics_of_pages,
     make_trips,
     serve_registry,
@@ -232,7 +232,7 @@ def _create_broker(port: int) -> KafkaProcess:
 def _demonstrate(arguments: argparse.Namespace, address: str, server: KafkaProcess) -> int:
     if arguments.topics:
         return _serve_pages(arguments, address, server)
-    count = create_topics(address, {TOPIC: make_trips()})[TOPIC]
+    count = create_topics(address, {DEMO_TOPIC: make_trips()})[DEMO_TOPIC]
     print(_format_instructions(address, count), flush=True)
     if arguments.run:
         print("Running it (about 30 s):", flush=True)
@@ -281,7 +281,7 @@ def _list_differences(data: str, address: str, registry_port: int) -> Iterator[s
 
 def _format_instructions(address: str, count: int) -> str:
     facts: dict[str, Any] = {"address": address, "count": count, "example": example(address)}
-    facts |= {"topic": TOPIC, "partitions": len(STATIONS), "python": sys.executable}
+    facts |= {"topic": DEMO_TOPIC, "partitions": len(STATIONS), "python": sys.executable}
     facts |= {"lagging": LAGGING, "station": STATIONS[LAGGING], "hours": LAG_HOURS}
     return _READY.format(**facts)
 

@@ -22,7 +22,7 @@ from threading import Thread
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-TOPIC: Final = "trips"
+DEMO_TOPIC: Final = "trips"
 STATIONS: Final = ("Central", "North", "Park", "Harbour")
 """Partition -> its station; the partition has all trips of that station."""
 LAGGING: Final = STATIONS.index("Harbour")
@@ -144,7 +144,7 @@ STOPS_DESCRIPTORS: Final = b"".join(
 def make_topics_of_pages() -> Mapping[str, list[DemoRecord]]:
     """Return each topic's records in order; a topic has as many partitions as its records name."""
     return {
-        TOPIC: make_trips(),
+        DEMO_TOPIC: make_trips(),
         "rides": [_make_ride(minute) for minute in (10, 6, 70, 8, 130, 66)],
         "changes": [
             _make_change(0, "c", "open"),

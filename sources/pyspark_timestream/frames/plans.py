@@ -26,6 +26,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.types import DoubleType, FloatType
 
+from pyspark_timestream.core.arrow import CTI_COLUMN
 from pyspark_timestream.core.checkpoint import parse_offset
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.processes import lazy
@@ -131,7 +132,6 @@ class _CtiWatch(StreamingQueryListener):
         self._warned.discard(str(event.runId))
 
 
-_CTI: Final = "cti"
 _EXPRESSIONS: Final = {"Project": "projectList", "Aggregate": "aggregateExpressions"}
 _CONNECT_NAMES: Final = {
     "ApplyInPandasWithState": "FlatMapGroupsInPandasWithState",
@@ -200,7 +200,9 @@ def _keep_classic(df: DataFrame) -> tuple[DataFrame, bool]:
         plan = df._jdf.queryExecution().analyzed()
         root = ClassicOperator(plan, spark._jvm)
         columns = [
-            attribute for attribute in _iterate(plan.output()) if attribute.name().lower() == _CTI
+            attribute
+            for attribute in _iterate(plan.output())
+            if attribute.name().lower() == CTI_COLUMN
         ]
         widened, is_sure = keep_ctis(root, _read_id(columns[-1]))
         if widened is plan:
@@ -304,7 +306,9 @@ class ClassicOperator:
             for attribute in _iterate(self.plan.output())
             if _read_id(attribute) == column
         ]
-        return bool(self.plan.isStreaming()) and any(name.lower().endswith(_CTI) for name in names)
+        return bool(self.plan.isStreaming()) and any(
+            name.lower().endswith(CTI_COLUMN) for name in names
+        )
 
     def find_same(self, index: int, column: str) -> str | None:
         """Match by id, which Spark keeps while a column is unchanged; by position in a union."""
@@ -385,7 +389,7 @@ def _read_condition(expression: Any, column: str, is_null: IsNull) -> CtiConditi
 def _keep_connect(df: DataFrame) -> DataFrame:
     plan, session = df._plan, df._session
     try:
-        widened, _ = keep_ctis(_ConnectOperator(plan, session), _CTI)
+        widened, _ = keep_ctis(_ConnectOperator(plan, session), CTI_COLUMN)
     except (AttributeError, PySparkException) as error:
         _LOG.debug("the plan below advance_time cannot be read: %s", error)
         return df
@@ -461,7 +465,7 @@ class _ConnectOperator:
         kind = type(self.plan).__name__
         is_stream = kind == "DataSource" and self.plan._is_streaming
         is_stream = is_stream or (kind == "Read" and self.plan._is_streaming)
-        return bool(is_stream) and column.lower().endswith(_CTI)
+        return bool(is_stream) and column.lower().endswith(CTI_COLUMN)
 
     def find_same(self, index: int, column: str) -> str | None:
         """Match by name, if the client's own steps prove that no other column can have it."""

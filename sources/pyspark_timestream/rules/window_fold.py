@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import MAX_DIGITS
+from pyspark_timestream.core.arrow import CTI_COLUMN, MAX_DIGITS
 from pyspark_timestream.core.instants import INSTANT, Instants, Integers, Mask
 from pyspark_timestream.core.options import Parser
 from pyspark_timestream.errors import SchemaRefused
@@ -27,7 +27,6 @@ from pyspark_timestream.errors import SchemaRefused
 Function = Literal["count", "sum", "min", "max"]
 _FUNCTIONS: Final = ("count", "sum", "min", "max")
 
-CTI: Final = "cti"
 VIOLATION: Final = "violation"
 _ADJUSTED: Final = "adjusted"
 
@@ -89,7 +88,8 @@ class WindowFold:
 
     def name_partials(self) -> list[str]:
         """Return the names of the partial columns, which no other column has."""
-        prefix, names = "partial", [name.lower() for name in (self.event_time, CTI, *self.by)]
+        names = [name.lower() for name in (self.event_time, CTI_COLUMN, *self.by)]
+        prefix = "partial"
         while any(name.startswith(prefix) for name in names):
             prefix += "_"
         return [f"{prefix}{number}" for number in range(len(self.partials))]
@@ -100,7 +100,7 @@ class WindowFold:
         Raises:
             SchemaRefused: `rows` lacks a column, or a column has a type that is not folded.
         """
-        for name in (self.event_time, CTI):
+        for name in (self.event_time, CTI_COLUMN):
             if _find(rows, name).type != INSTANT:
                 raise SchemaRefused(
                     f"column '{name}' is {_find(rows, name).type}",
@@ -112,7 +112,7 @@ class WindowFold:
             (name, _find_type(partial, rows))
             for name, partial in zip(self.name_partials(), self.partials, strict=True)
         ]
-        return pa.schema([(self.event_time, INSTANT), (CTI, INSTANT), *keys, *partials])
+        return pa.schema([(self.event_time, INSTANT), (CTI_COLUMN, INSTANT), *keys, *partials])
 
 
 def _parse(text: str) -> WindowFold | None:
@@ -236,10 +236,10 @@ def fold_rows(
     count = size = 0
     for batch in batches:
         # A task gives CTIs in batches of their own, so that rows of data need no filter.
-        if batch[CTI].null_count:
+        if batch[CTI_COLUMN].null_count:
             waiting.append(batch)
         else:
-            ctis.append(batch[CTI])
+            ctis.append(batch[CTI_COLUMN])
         count, size = count + len(batch), size + batch.nbytes
         if count >= _MOST_ROWS or size >= _MOST_BYTES:
             yield from _fold(fold, schema, pa.Table.from_batches(waiting, rows), ctis)
@@ -253,18 +253,18 @@ def _fold(
     data = _select_data(fold, table)
     if len(data):
         yield from _fold_data(fold, schema, data).to_batches(max_chunksize=_ROWS_A_BATCH)
-    greatest = pc.max(pa.chunked_array([*table[CTI].chunks, *ctis], INSTANT))
+    greatest = pc.max(pa.chunked_array([*table[CTI_COLUMN].chunks, *ctis], INSTANT))
     if greatest.is_valid:
         cti = pa.array([greatest.as_py()], INSTANT)
-        columns = [cti if field.name == CTI else pa.nulls(1, field.type) for field in schema]
+        columns = [cti if field.name == CTI_COLUMN else pa.nulls(1, field.type) for field in schema]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _select_data(fold: WindowFold, table: pa.Table) -> pa.Table:
     """Return the rows that `advance_time` and a window leave: on time, with an event time."""
     conditions = []
-    if table[CTI].null_count < len(table):
-        conditions.append(table[CTI].is_null())
+    if table[CTI_COLUMN].null_count < len(table):
+        conditions.append(table[CTI_COLUMN].is_null())
     if table[fold.event_time].null_count:
         conditions.append(table[fold.event_time].is_valid())
     if VIOLATION in table.column_names and table[VIOLATION].null_count < len(table):

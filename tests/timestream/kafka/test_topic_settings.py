@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import GIVEN
 
-from pyspark_timestream.core.checkpoint import FORMAT_VERSION
+from pyspark_timestream.core.checkpoint import OFFSET_VERSION
 from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
@@ -270,7 +270,7 @@ def test_a_conflict_with_a_described_setting_names_both_and_where_it_is_from() -
 )
 def test_a_changed_description_is_refused_on_a_checkpoint_by_name(old, new, said) -> None:
     before, after = {"ctiFrequency": "1", **old}, {"ctiFrequency": "1", **new}
-    stored = {"version": FORMAT_VERSION, "settings": read_kafka_options(GIVEN, before).settings()}
+    stored = {"version": OFFSET_VERSION, "settings": read_kafka_options(GIVEN, before).settings()}
     now = read_kafka_options(GIVEN, after)
     with pytest.raises(CheckpointMismatch, match=f"now by option 'timeSettings'; .*{said}"):
         check_stream_offset(stored, now.settings(), now.topic_settings)
@@ -285,6 +285,6 @@ def test_a_changed_description_is_refused_on_a_checkpoint_by_name(old, new, said
 def test_a_changed_preset_is_refused_as_what_it_stands_for() -> None:
     old = read_kafka_options(GIVEN, {"ctiFrequency": "10"}).settings()
     now = read_kafka_options(GIVEN, {"advanceTime": "IncreasingStartTime"})
-    stored = {"version": FORMAT_VERSION, "settings": old}
+    stored = {"version": OFFSET_VERSION, "settings": old}
     with pytest.raises(CheckpointMismatch, match=r"'ctiFrequency' was '10' .* 'timeSettings'"):
         check_stream_offset(stored, now.settings(), now.topic_settings)

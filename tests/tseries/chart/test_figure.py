@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_timestream.core.instants import MIN_US
-from pyspark_timestream.report import COLOURS, PAGES
+from pyspark_timestream.report import COLOURS, PAGE_COLOURS
 from pyspark_tseries import InvalidQuery, QueryResult, TimeSeries
 from pyspark_tseries.chart.terminal import Style, draw_text
 
@@ -494,10 +494,10 @@ def luminance(colour):
     return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGE_COLOURS)
 def test_every_colour_has_contrast_to_both_pages(page):
-    ground = luminance(PAGES[page][0])
-    for colour in (*COLOURS, PAGES[page][1]):
+    ground = luminance(PAGE_COLOURS[page][0])
+    for colour in (*COLOURS, PAGE_COLOURS[page][1]):
         light, dark = sorted((luminance(colour), ground), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 3
 
@@ -538,14 +538,14 @@ def test_an_inline_picture_has_the_colours_of_its_page_and_a_file_brings_a_page(
     inline = made.chart()._repr_html_()
     assert 'fill="currentColor"' in inline
     assert "<style" not in inline
-    assert not any(ground in inline for ground, _ in PAGES.values())
+    assert not any(ground in inline for ground, _ in PAGE_COLOURS.values())
     auto = made.chart().to_svg()
     assert "prefers-color-scheme:dark" in auto
-    assert PAGES["light"][0] in auto
+    assert PAGE_COLOURS["light"][0] in auto
     dark = made.chart(theme="dark").to_svg()
-    assert f'fill="{PAGES["dark"][0]}"' in dark
+    assert f'fill="{PAGE_COLOURS["dark"][0]}"' in dark
     assert "<style" not in dark
-    assert PAGES["dark"][0] in made.chart(theme="dark")._repr_html_()
+    assert PAGE_COLOURS["dark"][0] in made.chart(theme="dark")._repr_html_()
 
 
 def test_a_chart_is_the_same_for_the_same_result():

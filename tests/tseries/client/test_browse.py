@@ -20,11 +20,11 @@ from tseries.builders import forget_stores
 
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import escape_controls
-from pyspark_timestream.serving import PageServer
+from pyspark_timestream.serving import ONLY_PAGE, PageServer
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.client import viewer as look_module
-from pyspark_tseries.client.browse import PAGES, StorePage, draw_commits
+from pyspark_tseries.client.browse import StorePage, draw_commits
 from pyspark_tseries.client.viewer import ALL, COUNTS, PAGE_ROWS, PageRequest, StoreViewer
 from pyspark_tseries.maintain.background import plan_maintenance
 from pyspark_tseries.storage.location import parse_location
@@ -510,7 +510,7 @@ def test_who_may_not_read_sees_no_series_and_who_may_not_see_the_past_no_old_val
 
 @pytest.fixture
 def server(page):
-    server = PageServer("127.0.0.1", 0, page.answer, PAGES, "--port")
+    server = PageServer("127.0.0.1", 0, page.answer, ONLY_PAGE, "--port")
     yield server
     server.close()
 

@@ -132,8 +132,8 @@ def test_follower_restarted_after_any_event_gives_all_once_or_counts_them_as_mis
     position = follow(client, **chosen, start=start).position
     got, compacted = [], False
     with pytest.MonkeyPatch.context() as limits:
-        limits.setattr(following, "MAX_EVENTS", most)
-        limits.setattr(following, "ROWS_AT_ONCE", 2)
+        limits.setattr(following, "MAX_HELD_EVENTS", most)
+        limits.setattr(following, "CONVERTED_AT_ONCE", 2)
         for kind, what in [*steps, *[("take", 1)] * (len(first) + 60)]:
             model.now += 1000
             if kind != "take":
@@ -227,7 +227,7 @@ def test_known_sequences_need_the_right_to_see_the_past(tmp_path):
 
 
 def test_a_follower_that_catches_up_reads_few_batches(store, monkeypatch):
-    monkeypatch.setattr(following, "MAX_EVENTS", 10)
+    monkeypatch.setattr(following, "MAX_HELD_EVENTS", 10)
     follower = follow(store)
     for _ in range(4):
         store.append_many([{"series": f"s{n % 7}", "x": n} for n in range(50)])
@@ -253,7 +253,7 @@ def test_a_follower_of_an_object_store_gives_all_once(bucket):  # noqa: F811 the
 
 
 def test_position_between_events_of_one_commit_is_exact(store, monkeypatch):
-    monkeypatch.setattr(following, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(following, "CONVERTED_AT_ONCE", 2)
     follower = follow(store)
     rows = [(name, n) for name in "abc" for n in range(4)]
     store.append_many([{"series": name, "x": n} for name, n in rows])
@@ -265,7 +265,7 @@ def test_position_between_events_of_one_commit_is_exact(store, monkeypatch):
 
 
 def test_follower_far_behind_holds_few_events(store, monkeypatch):
-    monkeypatch.setattr(following, "MAX_EVENTS", 10)
+    monkeypatch.setattr(following, "MAX_HELD_EVENTS", 10)
     monkeypatch.setattr(following, "CATCH_UP_BYTES", 1)
     follower = follow(store)
     store.append_many([{"series": f"s{n % 7}", "x": n} for n in range(35)])
@@ -455,7 +455,7 @@ def test_an_erased_value_that_was_not_given_yet_is_null(store):
 
 def test_a_huge_series_of_initial_events_resumes_within(store, monkeypatch):
     store.append_many([{"series": name, "x": n} for name in "ab" for n in range(30)])
-    monkeypatch.setattr(following, "MAX_EVENTS", 10)
+    monkeypatch.setattr(following, "MAX_HELD_EVENTS", 10)
     follower = follow(store, start="unlimited")
     for _ in range(37):
         next(follower)
@@ -468,7 +468,7 @@ FOLLOW = textwrap.dedent("""
     import json, os, sys
     from pyspark_tseries import TimeSeries
     from pyspark_tseries.client import follow
-    follow.MAX_EVENTS, follow.ROWS_AT_ONCE = 7, 3
+    follow.MAX_HELD_EVENTS, follow.CONVERTED_AT_ONCE = 7, 3
     path, saved, last = sys.argv[1:]
     try:
         state = json.load(open(saved))

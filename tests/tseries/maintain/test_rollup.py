@@ -221,7 +221,7 @@ def test_after_each_run_a_rollup_has_the_complete_buckets_of_any_source(
         set_limits(few, group_rows=3, piece_rows=2, range_bytes=600, group_bytes=1)
         few.setattr(runs, "MAX_BUCKETS_PER_COMMIT", data.draw(st.sampled_from([1, 3, 1000])))
         few.setattr(runs, "MAX_EVENTS_AT_ONCE", data.draw(st.sampled_from([1, 5, 1000])))
-        few.setattr(runs, "MAX_GROUP_BYTES", data.draw(st.sampled_from([1, 10**9])))
+        few.setattr(runs, "MAX_BYTES_AT_ONCE", data.draw(st.sampled_from([1, 10**9])))
         few.setattr(runs, "MAX_RANGES", data.draw(st.sampled_from([1, 2, 32])))
         begin = data.draw(st.sampled_from([BEGIN, AUTUMN]))
         retained = "unlimited" if erases else data.draw(RETAINED)
@@ -623,7 +623,7 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
     source, tmp_path, monkeypatch, most, step
 ):
     monkeypatch.setattr(runs, "MAX_BUCKETS_PER_COMMIT", most)
-    monkeypatch.setattr(runs, "MAX_GROUP_BYTES", 1)
+    monkeypatch.setattr(runs, "MAX_BYTES_AT_ONCE", 1)
     roll(source, tmp_path / "whole")
     shutil.copytree(tmp_path / "s", tmp_path / "s-early")
     write_more(source)
@@ -660,7 +660,7 @@ def test_of_two_runs_at_the_same_time_one_writes_and_the_other_goes_on(
     source, tmp_path, monkeypatch, most
 ):
     monkeypatch.setattr(runs, "MAX_BUCKETS_PER_COMMIT", most)
-    monkeypatch.setattr(runs, "MAX_GROUP_BYTES", 1)
+    monkeypatch.setattr(runs, "MAX_BYTES_AT_ONCE", 1)
     roll(source, tmp_path / "whole")
     write_more(source)
     source.rollup(tmp_path / "whole")
@@ -714,7 +714,7 @@ def test_the_command_makes_a_rollup_and_goes_on_with_its_path_alone(source, tmp_
 
 def test_the_command_says_how_far_a_long_run_is(source, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(runs, "MAX_BUCKETS_PER_COMMIT", 2)
-    monkeypatch.setattr(runs, "MAX_GROUP_BYTES", 1)
+    monkeypatch.setattr(runs, "MAX_BYTES_AT_ONCE", 1)
     assert command(source, tmp_path, "--every", "1h", "--aggregate", "n=count") == 0
     assert "3 buckets added so far" in capsys.readouterr().err
 

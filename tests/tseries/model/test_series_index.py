@@ -35,8 +35,8 @@ def delta(series, value):
 def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
     tmp_path_factory, commits, most, known
 ):
-    location, limit = parse_location(str(tmp_path_factory.mktemp("store"))), heads.MAX_CHANGES
-    heads.MAX_CHANGES = most
+    location, limit = parse_location(str(tmp_path_factory.mktemp("store"))), heads.MAX_INDEX_CHANGES
+    heads.MAX_INDEX_CHANGES = most
     try:
         index, expected, history = SeriesIndex(), {}, [(None, SeriesIndex())]
         for number, commit in enumerate(commits):
@@ -46,7 +46,7 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
             snapshot.write_head(location, number + 7, table)
             history.append((number + 7, index))
     finally:
-        heads.MAX_CHANGES = limit
+        heads.MAX_INDEX_CHANGES = limit
     # A fresh process knows the empty head only; a warm one any earlier head.
     for known_id, old in (history[0], history[min(known, len(commits))]):
         loaded = snapshot.load_index(location, len(commits) + 6, known_id, old)

@@ -25,7 +25,7 @@ from pyspark_tseries.maintain import corrections
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import name_writer
-from pyspark_tseries.spark.correct_late import ROWS, WindowRules, _Corrector, advance_windows
+from pyspark_tseries.spark.correct_late import LATE_COUNT, WindowRules, _Corrector, advance_windows
 from pyspark_tseries.spark.query_checks import (
     note_writer,
     read_streams,
@@ -67,11 +67,16 @@ def windows(rows):
             "series": s,
             "hour": hour * HOUR_US,
             **dict(zip(MERGES, results, strict=True)),
-            ROWS: results[0],
+            LATE_COUNT: results[0],
         }
         for (s, hour), results in aggregate(rows).items()
     ]
-    fields = [("series", pa.string()), ("hour", pa.int64()), *VALUES.items(), (ROWS, pa.int64())]
+    fields = [
+        ("series", pa.string()),
+        ("hour", pa.int64()),
+        *VALUES.items(),
+        (LATE_COUNT, pa.int64()),
+    ]
     table = pa.Table.from_pylist(made, pa.schema(fields))
     return table.set_column(1, "hour", table["hour"].cast(INSTANT))
 
@@ -276,7 +281,9 @@ def test_a_time_that_python_lacks_is_withdrawn_and_a_function_cannot_merge_it(tm
         rows = rows.set_column(schema.names.index(name), schema.field(name), column)
     rows = rows.combine_chunks()
     store.append(Batch(rows, "fail", "main", ("tseries:q:main", 0), cti_us=3 * HOUR_US))
-    late = pa.table({"series": ["a"], "hour": pa.array([START], INSTANT), "at": old[1:], ROWS: [1]})
+    late = pa.table(
+        {"series": ["a"], "hour": pa.array([START], INSTANT), "at": old[1:], LATE_COUNT: [1]}
+    )
 
     def correct(rule):
         rules = WindowRules(keys, {"at": rule}, 0, "me", "late")
@@ -344,7 +351,7 @@ def test_edit_leaves_columns_that_are_no_aggregates_as_they_are(tmp_path):
         TimeSeries.open(path).edit(name, 0, values)
     some = plan(path, merges={"rides": "sum"})
     late = windows([("a", 0, 2), ("b", 0, 2), ("b", -1, 2)])
-    some.correct(late.select(["series", "hour", "rides", ROWS]), "q", 0)
+    some.correct(late.select(["series", "hour", "rides", LATE_COUNT]), "q", 0)
     assert in_force(path) == {
         ("a", 0): (11, None, 40, None),
         ("b", 0): (21, None, 50, None),
@@ -367,7 +374,7 @@ def test_results_and_keys_may_have_any_name_and_type(tmp_path):
     some = _Corrector(parse_location(str(path)), WindowRules(keys, merges, 0, "me", "late"))
     at = pa.array([START, START], INSTANT)
     columns = {"row_sum": ["a", "b"], "us": at, "row": [1, 2], "original": [7, 8]}
-    columns |= {"late_rows": [1, 2], "is_own": [[6], [7]], ROWS: [1, 1]}
+    columns |= {"late_rows": [1, 2], "is_own": [[6], [7]], LATE_COUNT: [1, 1]}
     some.correct(pa.table(columns), "q", 0)
 
     def rows():

@@ -127,7 +127,7 @@ def test_a_batch_with_many_events_or_large_files_is_left_to_tasks(
         query = Query(tmp_path / "s", **options)
         assert len(query.run() or ()) == 30
         assert (query.handed is not None) == is_handed
-    monkeypatch.setattr(readers, "MAX_BYTES", 100)
+    monkeypatch.setattr(readers, "MAX_HANDED_BYTES", 100)
     query = Query(tmp_path / "s")
     assert len(query.run() or ()) == 30
     assert query.handed is None

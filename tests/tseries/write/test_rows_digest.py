@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_tseries.write.rows import ROWS_AT_ONCE, add_digests, digest_rows
+from pyspark_tseries.write.rows import ROWS_IN_CACHE, add_digests, digest_rows
 
 MOMENT = dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC)
 
@@ -112,7 +112,7 @@ def test_sums_of_cents_in_another_order_are_the_same_rows():
 
 
 def test_many_rows_in_parts_are_all_counted():
-    size = 2 * ROWS_AT_ONCE + 3
+    size = 2 * ROWS_IN_CACHE + 3
     rows = pa.table({"a": pa.array(range(size), pa.int64())})
     parts = [digest_rows(rows.slice(at, 1000)) for at in range(0, size, 1000)]
     assert digest_rows(rows) == add_digests(*parts)

@@ -36,11 +36,11 @@ _MAX_BYTES: Final = 64_000_000
 _MAX_CELL: Final = 300
 _GROUP: Final = "timestream-watch"
 
-COLUMNS: Final = ("offset", "timestamp", "event time", "CTI before it", "key", "value")
+CASE_COLUMNS: Final = ("offset", "timestamp", "event time", "CTI before it", "key", "value")
 
 
 Row = tuple[str, ...]
-"""A text for each of `COLUMNS`."""
+"""A text for each of `CASE_COLUMNS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class CaseRecords:
 
     Attributes:
         case: the case.
-        rows: a text for each of `COLUMNS`; without control characters if they are escaped as usual.
+        rows: a text for each of `CASE_COLUMNS`; without control characters if they are escaped as
+            usual.
         notes: remarks on them, a sentence each.
     """
 

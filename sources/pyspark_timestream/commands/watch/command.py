@@ -32,7 +32,7 @@ from pyspark_timestream.commands.watch.follow import (
     list_remarks,
     rank_partitions,
 )
-from pyspark_timestream.commands.watch.live import PAGES, LivePage
+from pyspark_timestream.commands.watch.live import LivePage
 from pyspark_timestream.core.instants import format_instant, from_datetime
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import (
@@ -55,6 +55,7 @@ from pyspark_timestream.report import (
     wrap_text,
 )
 from pyspark_timestream.serving import (
+    ONLY_PAGE,
     PageServer,
     address_arguments,
     announce,
@@ -143,7 +144,7 @@ def _serve(watched: "_Watched", host: str, port: int) -> None:
         read_case=read_records,
         take_stores=watched.take_stores,
     )
-    server = PageServer(host, port, page.answer, PAGES, "--port")
+    server = PageServer(host, port, page.answer, ONLY_PAGE, "--port")
     print(announce(host, server.port), flush=True)
 
     def look() -> None:

@@ -46,7 +46,7 @@ from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.report import shorten_duration
 from pyspark_timestream.rules.clocks import PartitionClock, max_known, min_cti
 
-MAX_BATCHES: Final = 100
+MAX_FULL_BATCHES: Final = 100
 """Keep this many batches in full; Spark's checkpoint has as many by default."""
 
 MAX_RECORDS: Final = 20_000
@@ -55,7 +55,7 @@ MAX_RECORDS: Final = 20_000
 MAX_POINTS: Final = 1_000
 """Keep at most twice this many points of a curve, however long it is."""
 
-MAX_BYTES: Final = 4_000_000
+MAX_OFFSET_BYTES: Final = 4_000_000
 """Read fewer batches in full if their entries are large: a thousand partitions take 100 kB each."""
 
 MAX_RECALLED: Final = 200
@@ -227,7 +227,9 @@ class _StreamLog:
         history = self.history
         if history and history[-1].offset.number == number - 1:
             self.cases.extend(_find_cases(history[-1], record))
-        max_batches = max(2, min(MAX_BATCHES, MAX_RECORDS // max(len(record.offset.partitions), 1)))
+        max_batches = max(
+            2, min(MAX_FULL_BATCHES, MAX_RECORDS // max(len(record.offset.partitions), 1))
+        )
         self.history = (*history, record)[-max_batches:]
         self.curve.append(CtiPoint(record.planned_us, record.offset.cti_us))
         if len(self.curve) > 2 * MAX_POINTS:
@@ -348,7 +350,7 @@ class QueryLog:
         subscribed = tuple(_list_subscriptions(batch))
         self.links = dataclasses.replace(self.links, subscriptions=subscribed)
         self._triggers[number] = BatchTiming(number, batch.planned_us, finished_us, records)
-        while len(self._triggers) > MAX_BATCHES:
+        while len(self._triggers) > MAX_FULL_BATCHES:
             del self._triggers[min(self._triggers)]
 
     def recall(self, batch: BatchReport) -> None:
@@ -603,8 +605,8 @@ def _read_store(root: Path) -> tuple[str, str] | None:
 
 def _read_stamps(root: Path, numbers: Sequence[int]) -> dict[int, int]:
     """Return when the newest entries were written, in ns; of fewer entries if they are large."""
-    folder, stamps, bytes_left = root / "offsets", dict[int, int](), MAX_BYTES
-    for number in reversed(numbers[-MAX_BATCHES:]):
+    folder, stamps, bytes_left = root / "offsets", dict[int, int](), MAX_OFFSET_BYTES
+    for number in reversed(numbers[-MAX_FULL_BATCHES:]):
         try:
             status = os.stat(f"{folder}/{number}")
         except OSError:

@@ -28,7 +28,6 @@ from pyspark_timestream.serving import (
     render_shell,
 )
 
-PAGES: Final = "the page is at /"
 _PAUSE_MS: Final = 250
 _WAIT_S: Final = 10.0
 """A request for sections waits this long for one that has changed."""

@@ -19,7 +19,7 @@ from pyspark_timestream.commands.explanation import (
     describe_changes,
     describe_operator,
 )
-from pyspark_timestream.commands.watch.case_records import COLUMNS, CaseRecords
+from pyspark_timestream.commands.watch.case_records import CASE_COLUMNS, CaseRecords
 from pyspark_timestream.commands.watch.follow import (
     CASE_COUNTERS,
     BatchTiming,
@@ -612,8 +612,8 @@ def _render_state(view: QueryView) -> str:
 
 def _render_records(rows: Sequence[Sequence[str]]) -> str:
     """Return a table of records; each cell names its column, for phones, which show no head."""
-    head = "".join(f'<th scope="col">{to_html(name)}</th>' for name in COLUMNS)
-    body = "".join(f"<tr>{''.join(map(_render_cell, COLUMNS, row))}</tr>" for row in rows)
+    head = "".join(f'<th scope="col">{to_html(name)}</th>' for name in CASE_COLUMNS)
+    body = "".join(f"<tr>{''.join(map(_render_cell, CASE_COLUMNS, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

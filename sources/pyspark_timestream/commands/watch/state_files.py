@@ -29,7 +29,7 @@ from pyspark_timestream.commands.explanation import MAX_TIMES, OperatorState, lo
 from pyspark_timestream.core.checkpoint import is_instant
 from pyspark_timestream.report import format_count
 
-MAX_BYTES: Final = 4_000_000
+MAX_STATE_BYTES: Final = 4_000_000
 """Read at most this many bytes of a query's state at once: about a second of a core."""
 
 _MAX_DELTAS: Final = 20
@@ -135,7 +135,7 @@ class StateFiles:
         before = self.state
         if before.batch == batch:
             return False
-        self._bytes_left = MAX_BYTES
+        self._bytes_left = MAX_STATE_BYTES
         self.state = self._read(batch, settings)
         return self.state != before
 
@@ -243,7 +243,7 @@ class StateFiles:
         self._bytes_left -= path.stat().st_size
         if self._bytes_left < 0:
             raise _StateUnreadable(
-                f"its files have more than {MAX_BYTES // 1_000_000} MB; {_ASK_SPARK}"
+                f"its files have more than {MAX_STATE_BYTES // 1_000_000} MB; {_ASK_SPARK}"
             )
 
 
@@ -414,8 +414,8 @@ def _read_description(path: Path) -> tuple[list[str], int]:
     """Return the tables that a snapshot of RocksDB names, and the rows that Spark counts in it."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open("metadata") as member:
-            text = member.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
+            text = member.read(MAX_STATE_BYTES + 1)
+        if len(text) > MAX_STATE_BYTES:
             raise ValueError("its description is too large")
         description = json.loads(text.partition(b"\n")[2])
         tables = [table["dfsSstFileName"] for table in description["sstFiles"]]

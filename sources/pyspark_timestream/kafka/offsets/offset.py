@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import (
-    FORMAT_VERSION,
+    OFFSET_VERSION,
     build_frozen,
     check_offset,
     damaged_offset,
@@ -322,7 +322,7 @@ class StreamOffset:
             "starts": self.starts,
             "stream": self.stream,
             "tasks": self.tasks,
-            "version": FORMAT_VERSION,
+            "version": OFFSET_VERSION,
         }
         schemas = {side: schema.to_json() for side, schema in sorted(self.schemas.items())}
         sometimes = {

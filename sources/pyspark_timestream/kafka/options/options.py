@@ -24,14 +24,14 @@ from pyspark_timestream.core.policies import (
 )
 from pyspark_timestream.kafka.options.keys import select_record_settings
 from pyspark_timestream.kafka.options.parsers import (
+    ANY_NAME,
     CHANGE_FROM,
     CTI_DELAY,
     CTI_FREQUENCY,
     CTI_IMPORT,
     EDGE_FROM,
-    INSTANT,
+    ISO_INSTANT,
     MAX_FUTURE,
-    NAME,
     POSITIVE_DURATION,
     TIME_FROM,
     TIME_SETTINGS,
@@ -190,7 +190,7 @@ class KafkaOptions(PayloadOptions):
     )
     cti_header: str | None = option(
         "ctiHeader",
-        NAME,
+        ANY_NAME,
         None,
         description=(
             "the record header that carries an in-band CTI, read as `startTime` reads text; with "
@@ -376,7 +376,7 @@ class KafkaOptions(PayloadOptions):
     )
     starting_cti_us: int | None = option(
         "startingCti",
-        INSTANT,
+        ISO_INSTANT,
         None,
         description=(
             "show only rows at or after this instant, and no CTI before it: what the starting "
@@ -389,7 +389,7 @@ class KafkaOptions(PayloadOptions):
     )
     ending_cti_us: int | None = option(
         "endingCti",
-        INSTANT,
+        ISO_INSTANT,
         None,
         description=(
             "show only rows before this instant; each partition ends where its CTI reaches it, and "

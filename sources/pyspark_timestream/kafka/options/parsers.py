@@ -255,14 +255,14 @@ def _parse_milliseconds(value: str) -> int:
     return number
 
 
-NAME: Final = Parser(_parse_name, "a name, not empty")
+ANY_NAME: Final = Parser(_parse_name, "a name, not empty")
 TIME_FROM: Final = Parser(
     _parse_time_from,
     "'timestamp', 'header:NAME', 'field:PATH' or a path alone, such as 'payload.ts_ms'",
 )
 EDGE_FROM: Final = _header_or_field("payload.kind", "edge")
 WRITER_FROM: Final = _header_or_field("payload.device", "writer")
-INSTANT: Final = Parser(
+ISO_INSTANT: Final = Parser(
     parse_instant, "an ISO-8601 instant such as 2013-03-01T00:00:00Z", format_instant
 )
 NOW: Final = "now"
@@ -484,7 +484,7 @@ def _parse_import(value: str) -> ImportSource:
         frequency=CTI_FREQUENCY.parse(texts["frequency"]) if "frequency" in texts else None,
         delay_us=CTI_DELAY.parse(texts.get("delay", "0 s")),
         start_time=TIME_FROM.parse(texts.get("startTime", "timestamp")),
-        header=NAME.parse(texts["header"]) if "header" in texts else None,
+        header=ANY_NAME.parse(texts["header"]) if "header" in texts else None,
     )
 
 

@@ -18,11 +18,11 @@ from pyspark_timestream.core.options import (
     whole_number,
 )
 from pyspark_timestream.kafka.options.parsers import (
+    ANY_NAME,
     ASSIGN,
     ENDING_OFFSETS,
     LATEST,
     MILLISECONDS,
-    NAME,
     STARTING_OFFSETS,
     SUBSCRIBE,
     TIMESTAMP,
@@ -229,7 +229,7 @@ class ReadingOptions:
     )
     group_prefix: str = option(
         "groupIdPrefix",
-        NAME,
+        ANY_NAME,
         "timestream",
         description=(
             "the consumer group is this, a dash and the stream's id, unless `kafka.group.id` names "
@@ -392,7 +392,7 @@ class PayloadOptions(ReadingOptions):
     )
     value_message: str | None = option(
         "valueMessage",
-        NAME,
+        ANY_NAME,
         None,
         description=(
             "the full name of the values' Protobuf message, such as `shop.Order`, required there "
@@ -414,7 +414,7 @@ class PayloadOptions(ReadingOptions):
     )
     value_subject: str | None = option(
         "valueSubject",
-        NAME,
+        ANY_NAME,
         None,
         description=(
             "the registry's subject with the reader's schema of the values; by default the topic's "
@@ -433,7 +433,7 @@ class PayloadOptions(ReadingOptions):
     )
     key_prefix: str = option(
         "keyPrefix",
-        NAME,
+        ANY_NAME,
         "key.",
         description=(
             "what the names of columns begin with that are fields of the key, where `keyFormat` is "
@@ -451,7 +451,7 @@ class PayloadOptions(ReadingOptions):
         "keySchema", _SCHEMA, None, description="as `valueSchema`, for the keys", is_pinned=True
     )
     key_message: str | None = option(
-        "keyMessage", NAME, None, description="as `valueMessage`, for the keys", is_pinned=True
+        "keyMessage", ANY_NAME, None, description="as `valueMessage`, for the keys", is_pinned=True
     )
     key_reader_schema: str | None = option(
         "keyReaderSchema",
@@ -462,7 +462,7 @@ class PayloadOptions(ReadingOptions):
     )
     key_subject: str | None = option(
         "keySubject",
-        NAME,
+        ANY_NAME,
         None,
         description="as `valueSubject`, for the keys; by default the topic's name and `-key`",
     )
@@ -477,7 +477,7 @@ class PayloadOptions(ReadingOptions):
     )
     corrupt_column: str = option(
         "columnNameOfCorruptRecord",
-        NAME,
+        ANY_NAME,
         "_corrupt_record",
         description=(
             "a column of this name in the schema gets a malformed value: a string for `json`, else "

@@ -13,7 +13,7 @@ from pyspark_timestream.core.options import Parser, choice, option, option_specs
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.keys import is_idempotent, read_client_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.parsers import MARK_DELAY, NAME
+from pyspark_timestream.kafka.options.parsers import ANY_NAME, MARK_DELAY
 from pyspark_timestream.rules.marks import is_writer_name
 
 _CLIENT: Final = "kafka."
@@ -68,7 +68,7 @@ class KafkaWriteOptions:
     )
     header: str = option(
         "ctiHeader",
-        NAME,
+        ANY_NAME,
         "cti",
         description="the record header of the marks, as the next job's option `ctiHeader` names it",
         effect="stream",
@@ -98,7 +98,7 @@ class KafkaWriteOptions:
     )
     prefix: str = option(
         "transactionalIdPrefix",
-        NAME,
+        ANY_NAME,
         "timestream-writer",
         description=(
             "transactional ids, and the consumer groups that remember which batches are written, "

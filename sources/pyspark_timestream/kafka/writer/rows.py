@@ -10,14 +10,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import split_cti_rows
+from pyspark_timestream.core.arrow import CTI_COLUMN, split_cti_rows
 from pyspark_timestream.core.instants import MILLISECOND_US, format_instant
 from pyspark_timestream.errors import OptionError, SchemaRefused
 
-CTI: Final = "cti"
-"""The column of CTI rows."""
-
-TOPIC: Final = "topic"
+TOPIC_COLUMN: Final = "topic"
 
 _TEXT: Final = "STRING or BINARY"
 _NAME: Final = "STRING"
@@ -25,11 +22,11 @@ _TIME: Final = "TIMESTAMP"
 _TYPES: Final = {
     "key": _TEXT,
     "value": _TEXT,
-    TOPIC: _NAME,
+    TOPIC_COLUMN: _NAME,
     "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
     "partition": "INT",
     "timestamp": _TIME,
-    CTI: _TIME,
+    CTI_COLUMN: _TIME,
 }
 """The columns that a record can have -> their types in Spark's words."""
 
@@ -44,7 +41,7 @@ _NOW: Final = 0
 def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
     """Check that the columns can become records, and that they suit marks if there are any."""
     names = list(schema.names)
-    if TOPIC in names and has_marks:
+    if TOPIC_COLUMN in names and has_marks:
         raise SchemaRefused(
             "the DataFrame has a column 'topic', and all rows and marks go to the topic of option "
             "'topic'",
@@ -94,9 +91,9 @@ def _is_headers(data_type: pa.DataType) -> bool:
 
 def split_ctis(block: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:
     """Return the rows of data, without the column `cti`, and the greatest CTI, if any."""
-    if CTI not in block.schema.names:
+    if CTI_COLUMN not in block.schema.names:
         return block, None
-    rows, cti_us, misfit = split_cti_rows(block, CTI)
+    rows, cti_us, misfit = split_cti_rows(block, CTI_COLUMN)
     if misfit is not None:
         name, us = misfit
         raise SchemaRefused(
@@ -104,7 +101,7 @@ def split_ctis(block: pa.RecordBatch) -> tuple[pa.RecordBatch, int | None]:
             "nothing but 'cti'",
             next_step=f"keep it null: F.when(F.col('cti').isNull(), ...).alias('{name}')",
         )
-    return rows.drop_columns([CTI]), cti_us
+    return rows.drop_columns([CTI_COLUMN]), cti_us
 
 
 def build_messages(rows: pa.RecordBatch, header: str | None) -> list[dict[str, Any]]:
@@ -238,10 +235,10 @@ class TaskRows:
 
     def _split_topics(self, rows: pa.RecordBatch) -> Iterator[_Rows]:
         """Split a block by topic; keep the order of each topic's rows."""
-        if TOPIC not in rows.schema.names:
+        if TOPIC_COLUMN not in rows.schema.names:
             yield rows, None
             return
-        topics, rows = rows.column(TOPIC), rows.drop_columns([TOPIC])
+        topics, rows = rows.column(TOPIC_COLUMN), rows.drop_columns([TOPIC_COLUMN])
         if not self._by_topic:
             yield rows, None
             return
@@ -270,7 +267,7 @@ def find_cti_source(cti_from: str | None, names: Sequence[str], *, wants_marks: 
     Raises:
         OptionError: the option does not fit the columns.
     """
-    if CTI in names:
+    if CTI_COLUMN in names:
         if cti_from == "watermark":
             raise OptionError(
                 "ctiFrom",

@@ -28,6 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.adapters import freeze_objects, hide_tracebacks, log_like_spark
+from pyspark_timestream.core.arrow import CTI_COLUMN
 from pyspark_timestream.core.checkpoint import (
     entry_path,
     find_location,
@@ -53,8 +54,7 @@ from pyspark_timestream.kafka.writer.ledger import (
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_timestream.kafka.writer.rows import (
-    CTI,
-    TOPIC,
+    TOPIC_COLUMN,
     TaskRows,
     check_columns,
     find_cti_source,
@@ -308,7 +308,7 @@ def open_batch_writer(
             "'append'",
             "use mode('append')",
         )
-    if options.wants_marks or CTI in columns.names:
+    if options.wants_marks or CTI_COLUMN in columns.names:
         raise OptionError(
             "writer",
             "marks were asked for (by 'writer', an option on CTIs, or a column 'cti'), and a "
@@ -328,7 +328,7 @@ def _read(raw: Mapping[str, Any], schema: StructType) -> tuple[KafkaWriteOptions
 
 
 def _check_topic(options: KafkaWriteOptions, columns: pa.Schema, *, has_marks: bool) -> None:
-    if options.topic is None and (has_marks or TOPIC not in columns.names):
+    if options.topic is None and (has_marks or TOPIC_COLUMN not in columns.names):
         raise OptionError(
             "topic",
             "it is missing",

@@ -142,7 +142,7 @@ def test_hostile_bytes_are_text_and_nothing_else(value):
 def test_each_cell_of_a_record_names_its_column_for_phones_which_show_no_head():
     found = find("malformed", 1, [b"{"])
     html = render_case(found.case, found, "/")
-    assert re.findall(r'<td data-name="([^"]+)">', html) == [*case_records.COLUMNS] * len(
+    assert re.findall(r'<td data-name="([^"]+)">', html) == [*case_records.CASE_COLUMNS] * len(
         found.rows
     )
 

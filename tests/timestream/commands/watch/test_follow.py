@@ -182,7 +182,7 @@ def test_an_entry_between_others_that_becomes_whole_takes_its_place(tmp_path):
 
 
 def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "MAX_BATCHES", 10)
+    monkeypatch.setattr(follow, "MAX_FULL_BATCHES", 10)
     monkeypatch.setattr(follow, "MAX_RECALLED", 30)
     monkeypatch.setattr(follow, "_MAX_LISTED_OFTEN", 50)
     moments = running(160, late=1)
@@ -204,7 +204,7 @@ def test_of_a_long_history_the_curve_is_known_from_its_beginning(tmp_path, monke
 
 
 def test_large_entries_are_read_in_full_only_as_many_as_are_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr(follow, "MAX_BYTES", 0)
+    monkeypatch.setattr(follow, "MAX_OFFSET_BYTES", 0)
     write(tmp_path, running(60))
     view = look(CheckpointFollower(str(tmp_path)), NOON)
     assert [each.number for each in view.triggers] == list(range(40, 60))
@@ -220,7 +220,7 @@ def test_what_is_kept_is_bounded_however_long_a_query_runs(monkeypatch):
         batch = BatchReport(moment.planned_us, (moment.offset.to_json(),))
         log.add(moment.offset.number, batch, moment.planned_us)
     view = log.view(NOON)
-    assert len(view.triggers) == follow.MAX_BATCHES
+    assert len(view.triggers) == follow.MAX_FULL_BATCHES
     assert len(view.streams[0].curve) <= 2 * 50
     assert len(view.streams[0].cases) == follow.MAX_CASES
     assert view.streams[0].curve[0].planned_us == NOON

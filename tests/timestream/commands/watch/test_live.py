@@ -19,14 +19,14 @@ from pyspark_timestream.__main__ import main
 from pyspark_timestream.commands.watch import command, live
 from pyspark_timestream.commands.watch.command import add_arguments, format_text, to_json
 from pyspark_timestream.commands.watch.follow import CtiPoint, QueryLog
-from pyspark_timestream.commands.watch.live import PAGES, LivePage
+from pyspark_timestream.commands.watch.live import LivePage
 from pyspark_timestream.commands.watch.page import draw_curve, render_sections
 from pyspark_timestream.errors import escape_controls
 from pyspark_timestream.kafka.diagnosis.history import BatchReport
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.report import cell_width
-from pyspark_timestream.serving import PageServer, digest, render_shell
+from pyspark_timestream.serving import ONLY_PAGE, PageServer, digest, render_shell
 
 MAX_PAGE = 300_000
 
@@ -210,7 +210,7 @@ def test_a_page_that_is_dear_to_draw_is_drawn_seldom(monkeypatch):
 @pytest.fixture
 def server(page):
     page.publish([view_of([share(state(5))])])
-    server = PageServer("127.0.0.1", 0, page.answer, PAGES, "--port")
+    server = PageServer("127.0.0.1", 0, page.answer, ONLY_PAGE, "--port")
     yield server
     server.close()
 

@@ -14,7 +14,7 @@ from timestream.histories import NOON, SECOND
 
 from pyspark_timestream.commands.watch import state_files
 from pyspark_timestream.commands.watch.follow import CheckpointFollower
-from pyspark_timestream.commands.watch.state_files import MAX_BYTES, StateFiles
+from pyspark_timestream.commands.watch.state_files import MAX_STATE_BYTES, StateFiles
 
 TIME = "timestamp"
 MARKED = {"spark.watermarkDelayMs": 0}
@@ -306,8 +306,8 @@ def test_what_spark_has_removed_or_a_copy_lacks_is_named(tmp_path):
 
 
 def test_too_much_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_files, "MAX_BYTES", 1_000)
-    assert MAX_BYTES > 1_000
+    monkeypatch.setattr(state_files, "MAX_STATE_BYTES", 1_000)
+    assert MAX_STATE_BYTES > 1_000
     operator, files = Operator(tmp_path), StateFiles(tmp_path)
     operator.write(1, {key_of("a", NOON + n * SECOND): 1 for n in range(90)}, {}, how="stored")
     assert rows_of(files, 0) == []
@@ -514,6 +514,6 @@ def test_a_small_table_that_stands_for_gigabytes_is_not_unpacked(block, said):
 def test_a_small_snapshot_whose_description_is_huge_is_not_unpacked(tmp_path):
     path = tmp_path / "1.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("metadata", bytes(state_files.MAX_BYTES + 1))
+        archive.writestr("metadata", bytes(state_files.MAX_STATE_BYTES + 1))
     with pytest.raises(state_files._StateUnreadable, match="its description is too large"):
         state_files._read_description(path)

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timestream.builders import GIVEN, options
 
-from pyspark_timestream.core.checkpoint import FORMAT_VERSION
+from pyspark_timestream.core.checkpoint import OFFSET_VERSION
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.driver.trackers import derive_import_options
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
@@ -184,7 +184,7 @@ def test_another_spelling_of_the_same_field_is_accepted_on_a_checkpoint(old, new
         imported = {"topic": "fast", "frequency": "1", "startTime": text}
         return options(startTime=text, ctiImport=json.dumps(imported)).settings()
 
-    check_stream_offset({"version": FORMAT_VERSION, "settings": given(old)}, given(new))
+    check_stream_offset({"version": OFFSET_VERSION, "settings": given(old)}, given(new))
 
 
 def test_a_name_in_backquotes_is_another_field_than_a_path():
@@ -192,7 +192,7 @@ def test_a_name_in_backquotes_is_another_field_than_a_path():
         options(startTime=text).settings() for text in ("`event.created`", "event.created")
     )
     with pytest.raises(CheckpointMismatch) as refused:
-        check_stream_offset({"version": FORMAT_VERSION, "settings": then}, now)
+        check_stream_offset({"version": OFFSET_VERSION, "settings": then}, now)
     assert str(refused.value) == (
         "option 'startTime' was 'field:`event.created`' when this checkpoint was made and is "
         "'field:event.created' now; it defines the stream's time or rows, so set it back to "

@@ -28,8 +28,8 @@ from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 _LOG: Final = logging.getLogger(__name__)
 
-LIBRARY_PATH: Final = Path(__file__).parent / "native_reader.so"
-_SOURCE: Final = LIBRARY_PATH.with_suffix(".c")
+NATIVE_READER_PATH: Final = Path(__file__).parent / "native_reader.so"
+_SOURCE: Final = NATIVE_READER_PATH.with_suffix(".c")
 
 LIBRDKAFKA_FUNCTIONS: Final = (
     "rd_kafka_consume_batch_queue",
@@ -102,7 +102,7 @@ def warn_of_slow_reading() -> None:
     """Warn, once in a driver, that the native reader is missing, unless the user chose that."""
     if (
         load_native_reader() is None
-        and not LIBRARY_PATH.exists()
+        and not NATIVE_READER_PATH.exists()
         and not os.environ.get(NATIVE_VARIABLE)
     ):
         _LOG.warning(
@@ -114,7 +114,7 @@ def warn_of_slow_reading() -> None:
 
 
 @functools.cache
-def load_native_reader(library: Path = LIBRARY_PATH) -> NativeReader | None:
+def load_native_reader(library: Path = NATIVE_READER_PATH) -> NativeReader | None:
     """Load the library, or return None; see `load_compiled`.
 
     Raises:

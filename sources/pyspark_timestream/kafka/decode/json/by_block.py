@@ -65,7 +65,7 @@ from pyspark_timestream.kafka.options.parsers import Path as FieldPath
 from pyspark_timestream.kafka.options.parsers import descend
 
 _SOURCE: Final = Path(__file__).parent / "scan_json.c"
-LIBRARY_PATH: Final = _SOURCE.with_suffix(".so")
+JSON_SCANNER_PATH: Final = _SOURCE.with_suffix(".so")
 
 _MAX_FIELDS: Final = 64
 
@@ -137,7 +137,7 @@ class ScannedBlock(NamedTuple):
 
 
 @functools.cache
-def load_scanner(library: Path = LIBRARY_PATH) -> Callable[..., int] | None:
+def load_scanner(library: Path = JSON_SCANNER_PATH) -> Callable[..., int] | None:
     """Load the library, or return None; see `load_compiled`.
 
     Raises:

@@ -398,7 +398,7 @@ def test_an_installation_without_the_library_is_said_to_be_slower_once(
     monkeypatch, caplog, tmp_path
 ):
     monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
-    monkeypatch.setattr(library_module, "LIBRARY_PATH", tmp_path / "native_reader.so")
+    monkeypatch.setattr(library_module, "NATIVE_READER_PATH", tmp_path / "native_reader.so")
     monkeypatch.setattr(library_module, "load_native_reader", lambda: None)
     library_module.warn_of_slow_reading.cache_clear()
     for _ in range(2):
