@@ -122,7 +122,7 @@ class SeriesIndex:
 
     NEVER_US for a series with events says: in `newest_us` or `original_us`, that all its events, or
     all its originals, are erased; in `first_us`, that neither this nor `edits` is known. Then the
-    head is from before these columns, or was rebuilt when only erased edits were left.
+    head is from before these columns, or was rebuilt when some events were not stored any more.
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)

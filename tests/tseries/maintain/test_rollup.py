@@ -26,6 +26,7 @@ from pyspark_tseries import (
 )
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.maintain import rollup as runs
+from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.arrays import is_same
 from pyspark_tseries.model.buckets import parse_buckets
 from pyspark_tseries.model.columns import INSTANT
@@ -342,6 +343,24 @@ def test_a_bucket_that_retention_has_cut_is_neither_added_nor_edited(tmp_path):
     store.append_many(rows(8, 2, "a"), max_future=timedelta.max)  # From 01:00 on.
     store.append_many(rows(10, 1, "a"), max_future=timedelta.max)  # From 01:20 on.
     assert store.rollup(tmp_path / "r") == runs.RollupResult(1, 0, 1, 3)
+
+
+@pytest.mark.parametrize("rebuilds", [False, True])
+def test_a_bucket_that_compaction_has_cut_is_not_added_either(tmp_path, rebuilds):
+    """A rebuilt head knows only the events that are left, and not that there were others."""
+    values, keep_for = {"celsius": pa.float64()}, timedelta(0)
+    store = TimeSeries.create(tmp_path / "s", values, "last 2H", "ann", min_retention_age=keep_for)
+    for first in (0, 2):  # Shows what is from 00:20 on.
+        store.append_many(rows(first, 2 + first * 2, "a"), max_future=timedelta.max)
+    assert store.compact().removed_events
+    if rebuilds:
+        rebuild(tmp_path / "s")
+    assert store.verify() == []
+    assert store.series().to_pylist()[0]["first"] == (None if rebuilds else BEGIN)
+    assert store.rollup(tmp_path / "r", "1 hour", {"celsius": "count"}).added == 1
+    assert [r["timestamp"] for r in buckets(tmp_path / "r")] == [BEGIN + HOUR]
+    store.append_many(rows(8, 5, "a"), max_future=timedelta.max)
+    assert store.series().to_pylist()[0]["first"] == (None if rebuilds else BEGIN)
 
 
 def test_a_bucket_is_complete_by_the_newest_original_or_the_cti(tmp_path):

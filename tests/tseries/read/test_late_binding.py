@@ -17,7 +17,7 @@ from pyspark_tseries.spark import readers
 from pyspark_tseries.spark.readers import RangeQueryReader, find_snapshot_at
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import set_policy
-from pyspark_tseries.store.checkpoints import capture_entry, write_checkpoint
+from pyspark_tseries.store.checkpoints import capture_entry, wait_for_checkpoints, write_checkpoint
 from pyspark_tseries.store.store import Store
 
 pytestmark = pytest.mark.spark
@@ -76,6 +76,7 @@ def test_snapshot_is_that_of_the_last_entry_not_after_the_moment(tmp_path, times
 
 def test_snapshot_after_log_cleanup_counts_old_entries_as_visible(tmp_path, times_of_log):
     store = commits(tmp_path / "s", 15)
+    wait_for_checkpoints()  # The checkpoint of entry 10, from which entry 12 is read.
     times_of_log(range(16))
     planned = store.snapshot()
     for version in range(8):
