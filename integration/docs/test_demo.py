@@ -59,6 +59,7 @@ def test_demo_that_is_killed_leaves_no_broker(tmp_path: Path) -> None:
     assert ends(lambda: list(find_processes(tmp_path)) or list(tmp_path.glob("timestream-demo-*")))
 
 
+@pytest.mark.soak
 def test_demos_that_start_at_the_same_time_have_ports_of_their_own(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

@@ -253,6 +253,7 @@ def test_make_run_says_what_it_does_and_its_hint_runs_as_printed(tmp_path: Path)
     assert "attic" in run_hint(done.stdout, tmp_path)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_make_run_flights_shows_each_step_and_its_hint_reads_its_store(
     tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch

@@ -112,7 +112,7 @@ def plain(broker: Broker, filled: str) -> Callable[[str], Job]:
     return run
 
 
-@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize("kind", ["pace", *outside_ci("time index")])
 @pytest.mark.parametrize("limit", [None, *outside_ci("2000")])
 def test_an_aligned_backfill_reads_side_by_side_and_gives_the_same_rows(
     broker: Broker, filled: str, plain: Callable[[str], Job], kind: str, limit: str | None

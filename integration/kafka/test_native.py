@@ -429,6 +429,7 @@ def test_what_is_compiled_is_clean_under_the_sanitizers(tmp_path: Path, program:
 
 
 @pytest.mark.usefixtures("sanitizers")
+@pytest.mark.soak
 def test_json_is_read_as_without_the_scanner_under_the_address_sanitizer(tmp_path: Path) -> None:
     """The tests of the scanner beside Arrow's parser and Python's."""
     build = SimpleNamespace(**runpy.run_path(str(BUILD)))
@@ -443,6 +444,7 @@ def test_json_is_read_as_without_the_scanner_under_the_address_sanitizer(tmp_pat
 
 @pytest.mark.timeout(int(SOAK_SECONDS) + 600)
 @pytest.mark.usefixtures("broker", "sanitizers")
+@pytest.mark.soak
 def test_random_topics_are_read_the_same_under_the_address_sanitizer(tmp_path: Path) -> None:
     """With a broker of its own, which is killed now and then."""
     script = JOBS / "native_soak.py"

@@ -12,6 +12,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka_query import DAY_MS, Stream, ctis, event, marks, seconds, times
+from lengths import outside_ci
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
@@ -557,7 +558,7 @@ def test_a_batch_read_of_several_partitions_carries_only_the_final_cti(stream) -
         ({"kafka.sasl.jaas.config": "s3cret"}, "use kafka.sasl.username and kafka.sasl.password"),
     ],
 )
-@pytest.mark.parametrize("schema", [None, "value binary"])
+@pytest.mark.parametrize("schema", ["value binary", *outside_ci(None)])
 def test_a_wrong_option_is_said_in_the_first_line(stream, options, said: str, schema) -> None:
     made = stream([event(1)], schema=schema)
     with pytest.raises(Exception, match="PYTHON") as failure:

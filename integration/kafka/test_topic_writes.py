@@ -140,6 +140,7 @@ def test_a_batch_that_comes_again_in_other_tasks_is_refused_before_its_mark(job)
     assert made.marks() == [each for each in before[0] if isinstance(each, Mark)]
 
 
+@pytest.mark.soak
 def test_a_row_that_comes_again_in_another_task_is_refused_without_any_mark(job) -> None:
     made = job(event(0, station="a"))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from broker import Broker, Record
 from kafka_query import DAY_MS, Stream, event
-from lengths import outside_ci
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -95,7 +94,8 @@ def test_rows_and_ctis_are_those_of_sparks_filter_over_restarts(pair) -> None:
     assert len(found) < 250
 
 
-@pytest.mark.parametrize("releases", ["windows", *outside_ci("rows")])
+@pytest.mark.soak
+@pytest.mark.parametrize("releases", ["windows", "rows"])
 def test_windows_are_those_of_sparks_filter_over_restarts(pair, releases: str) -> None:
     plain, where = pair(3, finalCti="false")
 

@@ -32,10 +32,14 @@ def repeated(number: int) -> bytes:
     return random.Random(number).randbytes(SIZE // 50) * 50
 
 
-@pytest.mark.parametrize("native", ["1", "0"], ids=["native", "messages"])
 @pytest.mark.parametrize(
-    ("partitions", "before", "value"),
-    [(1, 0, zeros), *outside_ci((4, 0, zeros)), (1, 5_000, repeated)],
+    ("native", "partitions", "before", "value"),
+    [
+        ("1", 1, 5_000, repeated),
+        ("0", 1, 0, zeros),
+        *outside_ci(("1", 1, 0, zeros), ("0", 1, 5_000, repeated)),
+        *outside_ci(("1", 4, 0, zeros), ("0", 4, 0, zeros)),
+    ],
 )
 def test_values_that_inflate_do_not_fill_a_tasks_memory(
     broker: Broker,

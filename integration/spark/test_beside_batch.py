@@ -73,6 +73,7 @@ def test_earliest_to_latest_is_the_default_and_binds_late(
     assert [values(frame) for frame in frames] == [list(range(30))] * 4
 
 
+@pytest.mark.soak
 def test_offsets_of_partitions_bind_late_where_they_are_the_latest(
     both: Both, broker: Broker, filled: str
 ) -> None:
@@ -85,6 +86,7 @@ def test_offsets_of_partitions_bind_late_where_they_are_the_latest(
     assert [values(frame) for frame in frames] == [list(range(31))] * 2
 
 
+@pytest.mark.soak
 def test_earliest_binds_late_after_records_were_deleted(
     both: Both, broker: Broker, topic: Topic
 ) -> None:
@@ -319,6 +321,7 @@ def test_settings_of_the_client_have_the_clients_names(
     differ(both, lambda s: s.read(subscribe=filled, **{setting: value}).count(), kafka, timestream)
 
 
+@pytest.mark.soak
 @pytest.mark.difference("`subscribePattern`")
 def test_pattern_is_pythons_and_matches_whole_names(
     both: Both, broker: Broker, topic: Topic
@@ -347,6 +350,7 @@ def write(source: Source, columns: str, **options: str) -> None:
     ).mode("append").save()
 
 
+@pytest.mark.soak
 def test_rows_are_written_to_the_option_topic_or_to_the_column_topic(
     both: Both, topic: Topic
 ) -> None:

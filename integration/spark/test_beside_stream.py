@@ -84,6 +84,7 @@ def test_start_at_offsets_of_partitions(both: Both, broker: Broker, topic: Topic
     alike(both, lambda s: flat(s.run(subscribe=name, **begin)), [50, 51])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("strategy", "expected"), [("latest", [10, 11, 20, 30]), *outside_ci(("error", REFUSED))]
 )
@@ -106,6 +107,7 @@ def test_start_at_a_timestamp_that_a_partition_has_no_record_for(
 # -- limits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.difference("a batch without records")
 def test_limit_cuts_a_bounded_run_into_batches(both: Both, broker: Broker, topic: Topic) -> None:
     name = topic(5)
@@ -192,6 +194,7 @@ def test_batches_of_transactions_end_at_positions(both: Both, broker: Broker, to
     alike(both, case("read_uncommitted"), everything)
 
 
+@pytest.mark.soak
 def test_records_of_an_open_transaction_come_when_it_is_committed(
     both: Both, broker: Broker, topic: Topic
 ) -> None:
@@ -286,6 +289,7 @@ def recreate(broker: Broker, name: str, partitions: int, count: int) -> None:
     broker.produce(name, numbers(range(100, 100 + count), 0))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("partitions", "count"), [(1, 5), *outside_ci((1, 1))])
 @pytest.mark.difference("a topic that is recreated, and longer")
 def test_topic_recreated_between_runs(

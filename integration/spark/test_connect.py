@@ -58,6 +58,7 @@ def test_a_client_is_configured_without_a_warning_and_without_a_jvm(client: Clie
     assert (zone, has_jvm) == ("UTC", False)
 
 
+@pytest.mark.soak
 def test_filters_before_advance_time_let_ctis_through_over_connect(
     client: ClientProcess, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_corrections_of_a_killed_server_are_finished_by_the_next_one(
     assert corrected == [(0, 2), (10, 2), (30, 1)]
 
 
+@pytest.mark.soak
 def test_events_are_moved_given_lifetimes_and_ordered_over_connect(
     client: ClientProcess, broker: Broker, topic, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from handed_blocks import block_manager, list_blocks
 from harness import JOBS
+from lengths import outside_ci
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tseries import DefaultSource, TimeSeries
@@ -110,7 +111,7 @@ def read_past_initial_events(store: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("events", "size", "most", "expected"),
-    [(20_000, 100, 9_000, 3), (60, 900_000, 20, 3), (120, 900_000, 60, 0)],
+    [(20_000, 100, 9_000, 3), (60, 900_000, 20, 3), *outside_ci((120, 900_000, 60, 0))],
 )
 def test_batches_of_a_store_that_are_handed_over_fill_no_memory(
     tmp_path: Path, events: int, size: int, most: int, expected: int
