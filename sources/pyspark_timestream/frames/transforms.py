@@ -217,12 +217,22 @@ def _adds_to_zero_delay(df: DataFrame) -> bool:
 def _check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> None:
     """Raise SchemaRefused unless column `name`, given as `argument`, is a timestamp."""
     types = {field.name: field.dataType for field in df.schema.fields}
-    if not isinstance(types.get(name), TimestampType):
-        raise SchemaRefused(
-            f"column '{name}' is {types.get(name)}",
-            "a timestamp column",
-            f"pass {argument}=, one of {sorted(types)}, or add it to .schema(...)",
-        )
+    found = types.get(name)
+    if isinstance(found, TimestampType):
+        return
+    times = sorted(
+        each for each in types if isinstance(types[each], TimestampType) and each != "cti"
+    )
+    if name == "cti":
+        next_step = "rename it if it is yours: timestream's own column 'cti' is a timestamp"
+    else:
+        given = f"pass {argument}=, one of {times}, or " if times else ""
+        next_step = f"{given}add a column with the time to .schema(...)"
+    raise SchemaRefused(
+        f"column '{name}' is {'missing' if found is None else found.simpleString()}",
+        "a timestamp column",
+        next_step,
+    )
 
 
 def _require_1970(event_time: str, releases: str) -> Column:

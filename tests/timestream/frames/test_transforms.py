@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,7 +12,7 @@ from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, order_by_time, shift_time, why
 from pyspark_timestream.core.session import ZERO_DELAY_SETTING
-from pyspark_timestream.errors import SettingRefused
+from pyspark_timestream.errors import SchemaRefused, SettingRefused
 
 pytestmark = pytest.mark.spark
 
@@ -195,6 +196,21 @@ def test_ctis_before_1970_are_harmless(stream, rows):
     events = stream(EPOCH)
     early = F.when(F.col("cti").isNotNull(), F.lit("1960-01-01").cast("timestamp"))
     assert rows(windowed(events.withColumn("cti", early))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_said", "next_step"),
+    [
+        ("start_tim", "'start_tim' is missing", r"event_time=, one of \['start_time'\], or add a"),
+        ("station", "'station' is string", r"event_time=, one of \['start_time'\], or add a"),
+    ],
+)
+def test_an_event_time_that_is_none_is_told_with_those_that_are(spark, name, is_said, next_step):
+    frame = spark.createDataFrame([], SCHEMA)
+    with pytest.raises(SchemaRefused, match=f"column {is_said}") as refused:
+        advance_time(frame, event_time=name)
+    assert re.search(next_step, refused.value.next_step)
+    advance_time(frame, event_time="start_time")
 
 
 def test_a_batch_frame_may_hold_any_time(spark):

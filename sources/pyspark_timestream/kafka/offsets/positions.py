@@ -409,7 +409,7 @@ def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> No
             [partition for partition in options.assign if partition not in partitions]
         )
         raise OptionError(
-            "assign", f"{missing} do not exist", "existing partitions", "create or leave them out"
+            "assign", f"there is no {missing}", "existing partitions", "create or leave them out"
         )
     topics = {partition.topic for partition in partitions}
     for topic in options.subscribe or ():

@@ -66,7 +66,7 @@ def test_a_topic_that_does_not_exist_is_named():
 
 def test_an_assigned_partition_that_does_not_exist_is_named():
     given = {"kafka.bootstrap.servers": "b:1", "assign": '{"topic": [0, 1, 7]}'}
-    with pytest.raises(OptionError, match="topic-7 do not exist"):
+    with pytest.raises(OptionError, match="there is no topic-7"):
         make_start_bound(read_kafka_options(given)).resolve(EARLIEST, ENDS, dict)
 
 
