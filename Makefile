@@ -109,7 +109,7 @@ test-more: java $(CLASSES) ## the other tests with a store, Spark or an S3 serve
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: java $(READY42) ## the fast tests that touch Spark or pandas, on the oldest Spark that is supported and on pandas 2
-	$(VENV42)/bin/python -m pytest tests -m "spark or pandas" $(WORKERS) $(RERUNS)
+	$(VENV42)/bin/python -m pytest tests -m "(spark or pandas) and not soak" $(WORKERS) $(RERUNS)
 
 integration: java $(CLASSES) ## the real thing: a Kafka broker, kills, restarts, a cluster
 	$(BIN)/python -m pytest integration -m "not soak" $(WORKERS) $(RERUNS)
