@@ -564,7 +564,7 @@ def _wrong_class(value: object, data_type: pa.DataType, reason: str, path: str) 
 # -- value columns -------------------------------------------------------------------------------
 
 
-def parse_schema(schema: Any) -> pa.Schema:
+def to_value_schema(schema: Any) -> pa.Schema:
     """Return the given value columns as a schema; raise IncompatibleValue for anything else."""
     try:
         if schema is None:
@@ -600,7 +600,7 @@ def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
     return [new_value_field(column) for column in schema]
 
 
-def check_columns(store: Store, requested: list[pa.Field]) -> None:
+def check_stored_columns(store: Store, requested: list[pa.Field]) -> None:
     """Raise IncompatibleValue if a store lacks a requested column, or has it as a narrower type."""
     stored = {field.name.lower(): field for field in store.values}
     for field in requested:

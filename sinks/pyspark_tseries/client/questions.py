@@ -708,7 +708,7 @@ class Questions(ABC):
             duckdb.Error: the connection is closed, is in a transaction, or has tables with the
                 names of the views.
         """
-        sql.show(connection, self._view())
+        sql.create_views(connection, self._view())
 
 
 @dataclasses.dataclass(frozen=True)

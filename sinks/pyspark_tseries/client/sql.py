@@ -127,11 +127,11 @@ def connect(view: View) -> "duckdb.DuckDBPyConnection":
     """
     view.access.require_query(Query())
     connection = _open_duckdb()
-    show(connection, view)
+    create_views(connection, view)
     return connection
 
 
-def show(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
+def create_views(connection: "duckdb.DuckDBPyConnection", view: View) -> None:
     """Create the views of a commit in `connection`, or replace earlier ones.
 
     Raises:

@@ -23,16 +23,16 @@ from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import show_value, wrap_methods
 from pyspark_timestream.report import format_count
 from pyspark_tseries.client.convert import (
-    check_columns,
     check_retained,
+    check_stored_columns,
     convert_value,
     new_value_fields,
     parse_author,
     parse_duration_argument,
     parse_max_future,
-    parse_schema,
     parse_values,
     stage_given_rows,
+    to_value_schema,
 )
 from pyspark_tseries.client.follow import Follower
 from pyspark_tseries.client.questions import Questions
@@ -192,7 +192,7 @@ class TimeSeries(Questions):
             parse_duration_argument("min_retention_age", min_retention_age),
             parse_optional("subscription_range", subscription_range),
         )
-        values = new_value_fields(parse_schema(schema))
+        values = new_value_fields(to_value_schema(schema))
         principal = parse_author(author)
         allowed = None if policy is None else ensure_owner(parse_policy(policy), principal)
         with explained_failures(location, is_new=True):
@@ -251,7 +251,7 @@ class TimeSeries(Questions):
                 if Store.find(location) is None:
                     raise
         series = TimeSeries.open(path, author, storage_options=storage_options, **opening)
-        check_columns(series._store, new_value_fields(parse_schema(schema)))
+        check_stored_columns(series._store, new_value_fields(to_value_schema(schema)))
         if retained_range is not None:
             check_retained(series._store, parse_argument("retained_range", retained_range))
         return series
@@ -618,7 +618,7 @@ class TimeSeries(Questions):
             PermissionDenied: the store has a policy, and the author is not an owner.
             StoreBusy: other writers won every attempt.
         """
-        added = new_value_fields(parse_schema(columns))
+        added = new_value_fields(to_value_schema(columns))
         self._store.refresh()
         require_owner(self._store, self._author, "add columns")
         columns_by_name = {field.name.lower(): field for field in self._store.values}
@@ -634,7 +634,8 @@ class TimeSeries(Questions):
                     else "take another name",
                 )
         add_columns(self._store, added)
-        check_columns(self._store, added)  # Another client may have added one at the same time.
+        # Another client may have added one at the same time.
+        check_stored_columns(self._store, added)
         self._update_columns()
 
     def set_units(self, units: Mapping[str, str]) -> None:
@@ -696,7 +697,7 @@ class TimeSeries(Questions):
             PermissionDenied: the store has a policy, and the author is not an owner.
             StoreBusy: other writers won every attempt.
         """
-        new_columns = new_value_fields(parse_schema(columns))
+        new_columns = new_value_fields(to_value_schema(columns))
         self._store.refresh()
         widen_columns(self._store, new_columns, principal=self._author, progress=progress)
         self._update_columns()

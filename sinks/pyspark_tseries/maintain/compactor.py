@@ -31,7 +31,7 @@ from pyspark_tseries.model.arrays import (
     Int64Array,
     Key,
     KeyRange,
-    Sample,
+    SizedKey,
     encode_runs,
     sample_sizes,
     sort_keys,
@@ -265,7 +265,7 @@ class Merge:
         self.horizon = self._find_horizon(latest_us) if self._may_remove() else -1
         self.removed = 0
         self._found = self._kept_rows = 0
-        self._samples: list[Sample] = []
+        self._samples: list[SizedKey] = []
         self._states = self._scan()
         self._sorted = {
             file.path: SortedFile(self._location, file, self._schema, room) for file in self._large

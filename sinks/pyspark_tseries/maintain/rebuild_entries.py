@@ -41,7 +41,7 @@ from pyspark_tseries.model.arrays import (
     NEVER_US,
     NO_SEQUENCE,
     Int64Array,
-    Sample,
+    SizedKey,
     encode_runs,
     find_number_runs,
     sort_keys,
@@ -419,7 +419,7 @@ def _has_faults(location: Location, table: DeltaTable) -> bool:
     compacted = CompactionHorizon(-1 if horizon is None else horizon - 1, retained)
     values = value_fields(pa.schema(table.schema()))
     table_columns = set(pa.schema(table.schema()).names)
-    samples: list[Sample] = []
+    samples: list[SizedKey] = []
     for file in files:
         check = check_file(location, file, values)
         names = pq.read_schema(location.file(file.path)).names if check.problem is None else ()

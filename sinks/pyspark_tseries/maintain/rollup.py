@@ -59,7 +59,7 @@ from pyspark_tseries.model.downsampling import (
     fold_changes,
     merge_ranges,
     parse_aggregates,
-    parse_settings,
+    parse_rollup_settings,
 )
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import (
@@ -201,7 +201,7 @@ def _open_rollup(
     target = Store.find(into)
     if target is None:
         target = _create_rollup(source, into, options)
-    settings = parse_settings(target.properties(), into.root)
+    settings = parse_rollup_settings(target.properties(), into.root)
     if settings is None:
         raise UnusableStore(
             f"the store '{into.root}' is no rollup",

@@ -30,7 +30,7 @@ from pyspark_tseries.model.arrays import (
     NO_SEQUENCE,
     BoolArray,
     Int64Array,
-    Sample,
+    SizedKey,
     encode_runs,
     sample_sizes,
     sort_keys,
@@ -142,7 +142,7 @@ class FileCheck:
 
     problem: str | None = None
     stats: FileStats | None = None
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[SizedKey] = field(default_factory=list)
 
 
 class _DamagedFile(Exception):
@@ -499,7 +499,7 @@ def _find_damage(store: Store) -> Iterator[Finding]:
         list(read_records(store.location, None if index is None else index.metadata.erasure))
     yield from errors
     readable: list[DataFile] = []
-    samples: list[Sample] = []
+    samples: list[SizedKey] = []
     values, logged = store.values, read_logged_bounds(store)
     for file in data or ():
         checked = check_file(store.location, file, values)
@@ -528,7 +528,7 @@ def check_rows(
     compacted: CompactionHorizon,
     index: SeriesIndex,
     data: list[DataFile],
-    samples: list[Sample],
+    samples: list[SizedKey],
 ) -> Iterator[Finding]:
     """Yield the violations of the events in the readable files `data`, with keys as `samples`."""
     has_rows = np.zeros(len(index.columns["last_sequence"]), bool)

@@ -39,7 +39,7 @@ from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit, Revision
 
-Progress = Callable[[int, int], None]
+CopyProgress = Callable[[int, int], None]
 """Gets the bytes of files copied so far, and of all files to copy."""
 
 _TO_DO: Final = "give columns wider types"
@@ -58,7 +58,7 @@ def widen_columns(
     columns: Sequence[pa.Field],
     *,
     principal: str,
-    progress: Progress | None = None,
+    progress: CopyProgress | None = None,
 ) -> None:
     """Give value columns the types in `columns`, which are as wide as the present ones, or wider.
 
@@ -110,7 +110,7 @@ class _Widening(Revision):
         store: Store,
         columns: Sequence[pa.Field],
         owner: str | None,
-        progress: Progress | None,
+        progress: CopyProgress | None,
     ) -> None:
         self._store, self._location = store, store.location
         self._columns, self._owner, self._progress = columns, owner, progress

@@ -414,7 +414,7 @@ def _overwrite(
 
 
 Key = tuple[str, int]
-Sample = tuple[str, int, int]
+SizedKey = tuple[str, int, int]
 """A series, a sequence, and the number of bytes that this event stands for."""
 
 
@@ -487,7 +487,7 @@ def flag_names(
 ROWS_PER_SAMPLE: Final = 1000
 
 
-def sample_sizes(keys: pa.Table, row_bytes: int, path: str) -> list[Sample]:
+def sample_sizes(keys: pa.Table, row_bytes: int, path: str) -> list[SizedKey]:
     """Return one of every ROWS_PER_SAMPLE rows, with the number of bytes that it stands for.
 
     Each file begins with another row. Otherwise commits with the same series would give samples of
@@ -504,7 +504,9 @@ def sample_sizes(keys: pa.Table, row_bytes: int, path: str) -> list[Sample]:
     return list(zip(*columns, strict=True))
 
 
-def split_keys(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[KeyRange]:
+def split_keys(
+    samples: Iterable[SizedKey], budget: int, *, whole_series: bool
+) -> Iterator[KeyRange]:
     """Yield key ranges of about `budget` bytes each that together cover all keys.
 
     `samples` are spread evenly over the rows; `whole_series` keeps each series in one range.

@@ -423,7 +423,7 @@ class RollupSettings:
         return [*list(result_fields(schema, self.downsampling))[2:], REASON_FIELD]
 
     def to_json(self) -> str:
-        """Return the text of `PROPERTY`; `parse_settings` reads it back."""
+        """Return the text of `PROPERTY`; `parse_rollup_settings` reads it back."""
         buckets = self.buckets
         aggregates = {
             aggregate.name: [
@@ -461,7 +461,7 @@ def _describe(aggregate: Aggregate) -> str:
     return f"{aggregate.column} {function}"
 
 
-def parse_settings(properties: Mapping[str, str], root: str) -> RollupSettings | None:
+def parse_rollup_settings(properties: Mapping[str, str], root: str) -> RollupSettings | None:
     """Return the settings in the properties of the store at `root`; None if it is no rollup.
 
     Raises:

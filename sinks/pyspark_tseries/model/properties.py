@@ -29,11 +29,11 @@ from pyspark_tseries.model.ranges import (
 
 PERMISSIONS: Final = ("read", "update", "edit", "edit_own", "query_obsolete", "own")
 
-Policy = dict[str, tuple[str, ...]]
+AccessPolicy = dict[str, tuple[str, ...]]
 """Principal -> permissions; a principal that is not listed has none."""
 
 
-def parse_policy(mapping: Mapping[str, Iterable[str]] | Any) -> Policy:
+def parse_policy(mapping: Mapping[str, Iterable[str]] | Any) -> AccessPolicy:
     """Return the policy, with each principal's permissions in the order of `PERMISSIONS`.
 
     >>> parse_policy({"ann": {"update", "read"}})
@@ -41,7 +41,7 @@ def parse_policy(mapping: Mapping[str, Iterable[str]] | Any) -> Policy:
     """
     if not isinstance(mapping, Mapping):
         raise ValueError(f"{mapping!r} maps no principals to permissions")
-    policy: Policy = {}
+    policy: AccessPolicy = {}
     for principal, permissions in mapping.items():
         listed = isinstance(permissions, Iterable) and not isinstance(permissions, str)
         if not is_valid_text(principal) or not listed:
@@ -61,7 +61,7 @@ def parse_policy(mapping: Mapping[str, Iterable[str]] | Any) -> Policy:
     return policy
 
 
-def ensure_owner(policy: Policy, principal: str) -> Policy:
+def ensure_owner(policy: AccessPolicy, principal: str) -> AccessPolicy:
     """Return `policy`; make `principal`, who sets it, an owner if it names none.
 
     >>> ensure_owner({"ann": ("read",)}, "boss")
@@ -72,7 +72,7 @@ def ensure_owner(policy: Policy, principal: str) -> Policy:
     return {**policy, principal: (*policy.get(principal, ()), "own")}
 
 
-def format_policy(policy: Policy) -> str:
+def format_policy(policy: AccessPolicy) -> str:
     """Return `policy` as JSON; `parse_policy(json.loads(...))` reads it back."""
     return json.dumps(policy, ensure_ascii=False, sort_keys=True)
 
@@ -81,7 +81,7 @@ def format_policy(policy: Policy) -> str:
 class AccessCheck:
     """The permissions of `principal` under `policy`; None allows everything."""
 
-    policy: Policy | None
+    policy: AccessPolicy | None
     principal: str
 
     def may(self, permission: str) -> bool:
@@ -160,7 +160,7 @@ def new_properties(
     retained: RetainedRange | None = None,
     min_retention_us: int | None = None,
     subscription: RetainedRange | None = None,
-    policy: Policy | None = None,
+    policy: AccessPolicy | None = None,
     *,
     is_local: bool = False,
 ) -> dict[str, str]:
@@ -217,7 +217,7 @@ class StoreSettings:
     """
 
     retained: RetainedRange = DEFAULT_RANGE
-    policy: Policy | None = None
+    policy: AccessPolicy | None = None
     subscription: RetainedRange = DEFAULT_INITIAL
     min_retention_us: int = _DEFAULT_MIN_RETENTION_US
 

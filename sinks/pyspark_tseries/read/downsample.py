@@ -49,7 +49,7 @@ from pyspark_tseries.read.scan import (
     Scope,
     run_query,
     sample_series,
-    sort_rows,
+    sort_by_sequence,
     take_latest_edits,
 )
 from pyspark_tseries.read.select import make_plain
@@ -124,7 +124,7 @@ def _fold_plain(scan: Scan, folding: Folding, merger: Merger) -> None:
         if more:
             needed = ranges.flag_sequences(rows) & ~edited.flag(rows)
             rows = rows if needed.all() else rows.filter(pa.array(needed))
-        merger.add(folding.fold(sort_rows(rows) if must_sort else rows, ranges.times))
+        merger.add(folding.fold(sort_by_sequence(rows) if must_sort else rows, ranges.times))
 
     columns = list(dict.fromkeys([*folding.columns, *more]))
     scan.fold(columns, fold, by_runs=not more and not folding.needs_series)

@@ -31,7 +31,7 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
     KeyRange,
-    Sample,
+    SizedKey,
     encode_runs,
     find_number_runs,
     find_runs_of,
@@ -160,7 +160,7 @@ def run_query(
     scan = Scan(scope, plain or query, sequences)
     if plain is not None and not scan.edits:
         ranges = Ranges(scan)
-        rows = sort_rows(ranges.filter(scan.read(stored_columns(names))))
+        rows = sort_by_sequence(ranges.filter(scan.read(stored_columns(names))))
         return Answer(_show(rows, names, query), rows.num_rows)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
@@ -190,7 +190,7 @@ def _show(rows: pa.Table, names: Sequence[str], query: Query) -> pa.Table:
     return result.set_column(column_index, "series", result["series"].cast(pa.string()))
 
 
-def sort_rows(rows: pa.Table) -> pa.Table:
+def sort_by_sequence(rows: pa.Table) -> pa.Table:
     """Return rows in the order of (series, sequence); do not copy them if they are in it."""
     names, begins = find_runs_of(rows["series"])
     sequence = to_int64(rows["sequence"])
@@ -446,7 +446,7 @@ class Ranges:
 
 def sample_series(
     index: SeriesIndex, size: int, series: Sequence[str] | None = None
-) -> list[Sample]:
+) -> list[SizedKey]:
     """Sample evenly spaced series, or `series`; each stands for an equal part of `size`."""
     if series is None:
         rows = np.flatnonzero(index.columns["last_sequence"] != NO_SEQUENCE)

@@ -37,7 +37,7 @@ from pyspark_timestream.core.checkpoint import (
     CTI_SETTINGS,
     find_location,
     parse_offset,
-    read_entry,
+    read_batch_entry,
     resolve_directory,
 )
 from pyspark_timestream.core.instants import format_duration, format_instant
@@ -165,7 +165,7 @@ def _describe_changes(offset: Mapping[str, Any]) -> dict[str, str]:
 def read_checkpoint(checkpoint: Path, batch: int) -> tuple[RecordStream, ...]:
     """Return a query's streams from the entry of a batch in its checkpoint; empty if unknown."""
     try:
-        return read_streams(read_entry(checkpoint, batch).offsets, batch)
+        return read_streams(read_batch_entry(checkpoint, batch).offsets, batch)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ()
 

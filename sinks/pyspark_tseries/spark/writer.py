@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 
 from pyspark_timestream.core.adapters import freeze_objects, hide_tracebacks
 from pyspark_timestream.core.checkpoint import (
-    entry_path,
-    read_entry,
+    batch_entry_path,
+    read_batch_entry,
 )
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.errors import wrap_methods
@@ -390,7 +390,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def _read_watermark(self, checkpoint: Path, batch: int, query_id: str) -> int | None:
         """Return a batch's watermark in microseconds; None before the first, or if unreadable."""
         try:
-            return read_entry(checkpoint, batch).watermark_us
+            return read_batch_entry(checkpoint, batch).watermark_us
         except (OSError, ValueError) as error:
             _warn_once(
                 query_id,
@@ -401,7 +401,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "the column of CTIs in the DataFrame ('ctiColumn')",
                 batch,
                 self.target.location.root,
-                entry_path(checkpoint, batch),
+                batch_entry_path(checkpoint, batch),
                 error,
             )
             return None

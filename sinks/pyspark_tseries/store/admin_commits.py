@@ -17,7 +17,7 @@ from pyspark_tseries.model.commits import (
     CommitMetadata,
     read_metadata,
 )
-from pyspark_tseries.model.properties import AccessCheck, Policy, format_policy, read_settings
+from pyspark_tseries.model.properties import AccessCheck, AccessPolicy, format_policy, read_settings
 from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import SeriesIndex, make_full_table, next_metadata
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
@@ -45,7 +45,7 @@ def require_owner(store: Store | Location, principal: str, to_do: str) -> None:
     AccessCheck(_read_policy(store), principal).require("own", to_do)
 
 
-def _read_policy(store: Store | Location) -> Policy | None:
+def _read_policy(store: Store | Location) -> AccessPolicy | None:
     location = store if isinstance(store, Location) else store.location
     properties: dict[str, str] = {}
     try:
@@ -214,7 +214,7 @@ def set_retained_range(store: Store, retained: RetainedRange, now_us: int, princ
         _change_head(store, now_us, principal, to_do, change)
 
 
-def set_policy(store: Store, policy: Policy, now_us: int, principal: str) -> None:
+def set_policy(store: Store, policy: AccessPolicy, now_us: int, principal: str) -> None:
     """Set the store's policy, which names an owner; the rest is as in `set_retained_range`."""
     text = format_policy(policy)
 

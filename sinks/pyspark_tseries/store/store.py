@@ -35,7 +35,7 @@ from pyspark_tseries.model.commits import (
     check_commit_time,
     is_clock_suspicious,
 )
-from pyspark_tseries.model.properties import Policy, StoreSettings
+from pyspark_tseries.model.properties import AccessPolicy, StoreSettings
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
@@ -200,7 +200,7 @@ class Store:
         min_retention_us: int | None = None,
         subscription: RetainedRange | None = None,
         *,
-        policy: Policy | None = None,
+        policy: AccessPolicy | None = None,
         more_properties: Mapping[str, str] | None = None,
     ) -> "Store":
         """Return a new store at `path`, or the one that another client has just created there.

@@ -10,8 +10,8 @@ Tick k (k = 0, 1, ...) carries `zero + delay + k * period`, rounded down to the 
 due at the real instant `started + (delay + k * period) / rate`. Both are computed in rationals, so
 nothing drifts. Nothing here reads a clock: `now_us` is an argument.
 
-A stream is a fold: `advance(clock, ticks, now_us) -> ticks`. `Ticks` is the moving part of a Spark
-offset, `Clock` the fixed part.
+A stream is a fold: `advance_ticks(clock, ticks, now_us) -> ticks`. `Ticks` is the moving part of a
+Spark offset, `Clock` the fixed part.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ NO_TICKS: Final = Ticks(0, 0)
 """Before the first batch."""
 
 
-def advance(clock: Clock, before: Ticks, now_us: int, cap: int | None = None) -> Ticks:
+def advance_ticks(clock: Clock, before: Ticks, now_us: int, cap: int | None = None) -> Ticks:
     """Return the batch after `before`, or `before` itself if no further tick is due.
 
     Args:
@@ -131,7 +131,7 @@ def advance(clock: Clock, before: Ticks, now_us: int, cap: int | None = None) ->
         now_us: real instant, inclusive: the batch contains a tick that is due exactly now.
         cap: most ticks to deliver, at least 1; None: all. A skipping clock delivers only one.
 
-    >>> advance(Clock(0, 0, skips=True), Ticks(0, 1), 4_000_000)
+    >>> advance_ticks(Clock(0, 0, skips=True), Ticks(0, 1), 4_000_000)
     Ticks(start_inclusive=4, end_exclusive=5, skipped=3)
     """
     due, begin = count_due_ticks(clock, now_us), before.end_exclusive
@@ -176,7 +176,7 @@ def fits_calendar(clock: Clock) -> bool:
     return _compute_exact_ms(clock, total - 1) * MILLISECOND_US <= FINAL_US
 
 
-def has_ended(clock: Clock, ticks: Ticks) -> bool:
+def are_last(clock: Clock, ticks: Ticks) -> bool:
     """Return whether no tick can follow."""
     return ticks.end_exclusive >= count_ticks(clock)
 
@@ -188,7 +188,7 @@ def _count_ticks_within(clock: Clock, elapsed: Fraction) -> int:
 
 def compute_cti(clock: Clock, ticks: Ticks) -> int:
     """Return the clock's CTI: the next tick's time, or the final CTI if no tick can follow."""
-    return FINAL_US if has_ended(clock, ticks) else _compute_tick_time(clock, ticks.end_exclusive)
+    return FINAL_US if are_last(clock, ticks) else _compute_tick_time(clock, ticks.end_exclusive)
 
 
 def compute_simulated_time(clock: Clock, ticks: Ticks, now_us: int) -> int:

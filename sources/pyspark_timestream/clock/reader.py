@@ -22,7 +22,8 @@ from pyspark_timestream.clock.options import (
     Clock,
     Ticks,
     TimeOptions,
-    advance,
+    advance_ticks,
+    are_last,
     compute_cti,
     compute_simulated_time,
     compute_tick_times,
@@ -30,7 +31,6 @@ from pyspark_timestream.clock.options import (
     cut_blocks,
     cut_evenly,
     find_delivered_range,
-    has_ended,
     read_time_options,
 )
 from pyspark_timestream.core.adapters import HandingReader, hide_tracebacks
@@ -158,7 +158,7 @@ class TimeStreamReader(HandingReader, SupportsTriggerAvailableNow):
         now_us = self._real_us()
         clock, before = self._resume(start, now_us)
         cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        ticks = advance(clock, before, now_us, cap)
+        ticks = advance_ticks(clock, before, now_us, cap)
         _warn_of_skips(before, ticks)
         nothing_new = ticks == before and not is_initial_offset(start)
         self._planned = start if nothing_new else self._offset(clock, ticks)
@@ -191,7 +191,7 @@ class TimeStreamReader(HandingReader, SupportsTriggerAvailableNow):
         clock, ticks = self._resume(self._planned, self._latest_us)
         return {
             "cti": format_instant(compute_cti(clock, ticks)),
-            "endOfStream": has_ended(clock, ticks),
+            "endOfStream": are_last(clock, ticks),
             "maxCount": clock.max_count,
             "nextTick": ticks.end_exclusive,
             "simulatedTime": format_instant(compute_simulated_time(clock, ticks, self._latest_us)),

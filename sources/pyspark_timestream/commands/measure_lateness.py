@@ -2,8 +2,8 @@
 
 It reads the same records as a batch read with the same options, commits nothing to a group, and
 does not need Spark. The unchanged rules of a query run over the records once for each delay
-(`advance`). So an event is late here exactly if it is late in a query with this delay that begins
-at the same records, however these are divided into blocks.
+(`advance_trial`). So an event is late here exactly if it is late in a query with this delay that
+begins at the same records, however these are divided into blocks.
 
 An event that is not late *waits* from its own record to the record after which a CTI of its
 partition exceeds its time; no event at or before its time can come then. Its wait is the difference
@@ -174,7 +174,7 @@ def make_block(
     return SampledBlock(events, marks, times, record_us, sampled)
 
 
-def advance(rules: TimeRules, trial: DelayTrial, block: SampledBlock) -> DelayTrial:
+def advance_trial(rules: TimeRules, trial: DelayTrial, block: SampledBlock) -> DelayTrial:
     """Advance the clock over the block. The policy of the rules must be `flag`."""
     if not len(block.times):
         return trial
@@ -255,7 +255,7 @@ def _choose_sampling(offsets: int) -> int:
     return offsets // _MAX_SAMPLED | 1
 
 
-def list_columns(options: KafkaOptions) -> ColumnSet:
+def list_read_columns(options: KafkaOptions) -> ColumnSet:
     """Return the columns to read of each record: those of the clock, and the timestamps."""
     return find_required_columns(options, None)._replace(timestamps=True)
 
@@ -279,7 +279,7 @@ def follow_partition(
         us, has_time = read_record_times(block.timestamps_ms)
         record_us = np.where(has_time, us, NEVER)
         shared = make_block(payload.events, payload.marks, record_us, records, sampled_every)
-        trials = tuple(map(advance, rules, trials, repeat(shared)))
+        trials = tuple(map(advance_trial, rules, trials, repeat(shared)))
         records += len(block.offsets)
         if has_time.any():
             stamps_us += [int(us[has_time].min()), int(us[has_time].max())]
@@ -664,7 +664,7 @@ def _follow(
     read_range: ReadRange,
 ) -> Lateness:
     sampled_every = _choose_sampling(sum(max(offset_range.size, 0) for offset_range in ranges))
-    columns = list_columns(options)
+    columns = list_read_columns(options)
     results = tuple(DelayResult(delay_us) for delay_us in delays_us)
     stamps_us: list[int] = []
     for offset_range in ranges:

@@ -210,7 +210,7 @@ def resolve_directory(location: str) -> Path:
     return Path(location)
 
 
-def entry_path(checkpoint: Path, batch: int) -> Path:
+def batch_entry_path(checkpoint: Path, batch: int) -> Path:
     """Return the file of the offset log that plans a batch."""
     return checkpoint / "offsets" / str(batch)
 
@@ -290,14 +290,14 @@ def _strip_source_names(lines: Iterable[str]) -> list[str]:
     return [offset for _, _, offset in entries]
 
 
-def read_entry(checkpoint: Path, batch: int) -> LogEntry:
+def read_batch_entry(checkpoint: Path, batch: int) -> LogEntry:
     """Return the entry that Spark writes before it runs a batch.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is torn, or not an entry.
     """
-    return LogEntry(entry_path(checkpoint, batch).read_text(encoding="utf-8"))
+    return LogEntry(batch_entry_path(checkpoint, batch).read_text(encoding="utf-8"))
 
 
 _TOPIC_FILE: Final = Path("sinks", "timestream.json")

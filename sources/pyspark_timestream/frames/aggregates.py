@@ -24,7 +24,12 @@ from pyspark.sql.types import (
 from pyspark_timestream.core.arrow import MAX_DIGITS
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.frames.transforms import advance_time, check_times, quote_name, read_schema
+from pyspark_timestream.frames.transforms import (
+    advance_time,
+    check_time_columns,
+    quote_name,
+    read_schema,
+)
 from pyspark_timestream.rules.window_fold import Function, Partial, WindowFold
 
 _OPTION: Final = "foldWindows"
@@ -95,7 +100,7 @@ def aggregate_windows(
     functions = {name: _parse_aggregate(name, aggregate) for name, aggregate in aggregates.items()}
     _check_names(by, functions, event_time)
     rows = reader.load()
-    check_times(rows, event_time)
+    check_time_columns(rows, event_time)
     _check_format(rows)
     schema = read_schema(rows)
     needed = [partial for pair in functions.values() for partial in _list_partials(*pair)]

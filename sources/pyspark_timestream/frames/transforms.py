@@ -77,7 +77,7 @@ def advance_time(
     if releases not in _RELEASE_MODES:
         raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
     keep_ms = _parse_keep(keep)
-    check_times(df, event_time)
+    check_time_columns(df, event_time)
     _check_session(df)
     df = keep_cti_rows(df)
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
@@ -171,7 +171,7 @@ def read_schema(df: DataFrame) -> StructType:
         ) from None
 
 
-def check_times(df: DataFrame, event_time: str) -> None:
+def check_time_columns(df: DataFrame, event_time: str) -> None:
     """Raise SchemaRefused unless `df` has CTIs and `event_time` is a timestamp."""
     types = {field.name: field.dataType for field in read_schema(df).fields}
     if "cti" not in types:
@@ -299,7 +299,7 @@ def shift_time(
         ValueError: `by` is not a duration.
     """
     us = _parse_shift(by)
-    check_times(df, event_time)
+    check_time_columns(df, event_time)
     shifted = {event_time: _shift(quote_name(event_time), us), "cti": _shift_cti(us)}
     if end_time is not None:
         _check_end(df, event_time, end_time)
@@ -341,7 +341,7 @@ def alter_lifetime(
             `duration` is null or not greater than zero in a row, the query fails.
     """
     us = _parse_shift(by)
-    check_times(df, event_time)
+    check_time_columns(df, event_time)
     _check_end(df, event_time, end_time, may_be_missing=True)
     start = quote_name(event_time)
     length_us = _parse_length(duration) if isinstance(duration, str) else _measure(df, duration)

@@ -19,7 +19,7 @@ from fuzz.engine import Chance, Finding, Target
 from fuzz.mutations import TEXTS, damage_json_text, damage_text
 from pyspark_timestream.clock.options import TimeOptions, read_time_options
 from pyspark_timestream.core.options import OptionSpec, is_secret, option_specs
-from pyspark_timestream.kafka.decode.where import resolve
+from pyspark_timestream.kafka.decode.where import resolve_condition
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import JVM_ONLY, PREFIX, REGISTRY_KEYS, RUNS_CODE
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -187,7 +187,7 @@ def conditions() -> Target:
             where = WHERE.parse(case)
         except ValueError:
             return "refused"
-        condition = resolve(where, SCHEMA, {"offset": pa.int64()})
+        condition = resolve_condition(where, SCHEMA, {"offset": pa.int64()})
         whole = condition.find(ROWS.column, ROWS.num_rows).tolist()
         each = [ROWS.slice(row, 1) for row in range(ROWS.num_rows)]
         assert whole == [condition.find(row.column, 1).tolist()[0] for row in each]

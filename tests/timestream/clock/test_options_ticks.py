@@ -15,7 +15,8 @@ from pyspark_timestream.clock.options import (
     NO_TICKS,
     Clock,
     Ticks,
-    advance,
+    advance_ticks,
+    are_last,
     compute_cti,
     compute_simulated_time,
     compute_tick_times,
@@ -25,7 +26,6 @@ from pyspark_timestream.clock.options import (
     cut_evenly,
     find_delivered_range,
     fits_calendar,
-    has_ended,
 )
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, parse_instant
 
@@ -141,7 +141,7 @@ def test_any_split_into_batches_and_restarts_delivers_or_skips_every_tick_once(c
         if due > 10**6:
             return
         before = Ticks.from_json(json.loads(json.dumps(ticks.to_json())))
-        ticks = advance(clock, before, now_us, cap)
+        ticks = advance_ticks(clock, before, now_us, cap)
         if ticks == before:
             assert due <= before.end_exclusive
             continue
@@ -163,11 +163,11 @@ def test_any_split_into_batches_and_restarts_delivers_or_skips_every_tick_once(c
 @given(clocks.filter(lambda clock: not clock.skips), st.integers(1, 40), st.integers(1, 7))
 def test_one_batch_and_many_capped_ones_deliver_the_same(clock, seconds, cap):
     now_us = clock.started_us + seconds * 1000
-    whole = advance(clock, NO_TICKS, now_us)
+    whole = advance_ticks(clock, NO_TICKS, now_us)
     if whole.end_exclusive > 5000:
         return
     ticks, seen = NO_TICKS, []
-    while (after := advance(clock, ticks, now_us, cap)) != ticks:
+    while (after := advance_ticks(clock, ticks, now_us, cap)) != ticks:
         seen += range(*find_delivered_range(clock, ticks, after))
         ticks = after
     assert seen == list(range(*find_delivered_range(clock, NO_TICKS, whole)))
@@ -185,16 +185,16 @@ def test_several_batches_of_a_skipping_clock_asked_for_as_one_are_the_newest():
 
 def test_skipped_ticks_count_toward_max_count():
     clock = Clock(0, 0, max_count=10, skips=True)
-    ticks = advance(clock, NO_TICKS, 60 * SECOND)
+    ticks = advance_ticks(clock, NO_TICKS, 60 * SECOND)
     assert ticks == Ticks(9, 10, 9)
-    assert has_ended(clock, ticks)
+    assert are_last(clock, ticks)
 
 
 def test_without_a_pace_every_tick_is_due_at_once():
     clock = Clock(0, 0, delay=Fraction(5), rate=None, max_count=7)
     assert count_due_ticks(clock, 0) == 7
-    assert not has_ended(clock, Ticks(0, 6))
-    assert has_ended(clock, Ticks(6, 7))
+    assert not are_last(clock, Ticks(0, 6))
+    assert are_last(clock, Ticks(6, 7))
 
 
 def test_a_clock_without_max_count_ends_with_the_calendar():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.oracle import Event, Record, run
 
-from pyspark_timestream.commands.measure_lateness import DelayTrial, advance, make_block
+from pyspark_timestream.commands.measure_lateness import DelayTrial, advance_trial, make_block
 from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.rules.clocks import Events, TimeRules
 from pyspark_timestream.rules.step import NO_MARKS
@@ -33,7 +33,7 @@ def follow(given, how, delay, cuts=(), sampled_every=1, future=None) -> DelayTri
         record_us = np.array([NEVER if s is None else s * MS for _, s in some], dtype=np.int64)
         events = Events(time, known, record_us=record_us)
         block = make_block(events, NO_MARKS, record_us, first, sampled_every)
-        trial = advance(rules, trial, block)
+        trial = advance_trial(rules, trial, block)
     return trial
 
 

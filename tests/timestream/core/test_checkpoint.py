@@ -9,10 +9,10 @@ import pytest
 
 from pyspark_timestream.core.checkpoint import (
     LogEntry,
+    batch_entry_path,
     build_frozen,
-    entry_path,
     find_mistake,
-    read_entry,
+    read_batch_entry,
     resolve_directory,
 )
 from pyspark_timestream.core.instants import FINAL_US
@@ -87,20 +87,20 @@ def test_a_watermark_is_read_unless_1970_and_the_last_one_is_final(
     tmp_path, version, watermark_ms, us
 ):
     metadata = json.dumps({"batchWatermarkMs": watermark_ms, "conf": {}})
-    entry_path(tmp_path, 3).parent.mkdir()
-    entry_path(tmp_path, 3).write_text(entry("no JSON", version=version, metadata=metadata))
-    assert read_entry(tmp_path, 3).watermark_us == us
+    batch_entry_path(tmp_path, 3).parent.mkdir()
+    batch_entry_path(tmp_path, 3).write_text(entry("no JSON", version=version, metadata=metadata))
+    assert read_batch_entry(tmp_path, 3).watermark_us == us
 
 
 @pytest.mark.parametrize(
     "text", ['v1\n{"batchWatermarkMs":"1"}\n', "v1\n{}\n", "v1\n[]\n", "v1\n{torn", "v1", "", None]
 )
 def test_an_entry_without_a_watermark_is_refused(tmp_path, text):
-    entry_path(tmp_path, 3).parent.mkdir()
+    batch_entry_path(tmp_path, 3).parent.mkdir()
     if text is not None:
-        entry_path(tmp_path, 3).write_text(text)
+        batch_entry_path(tmp_path, 3).write_text(text)
     with pytest.raises((OSError, ValueError)):
-        _ = read_entry(tmp_path, 3).watermark_us
+        _ = read_batch_entry(tmp_path, 3).watermark_us
 
 
 def test_a_frozen_value_is_the_same_however_it_was_built_and_has_only_what_was_given():

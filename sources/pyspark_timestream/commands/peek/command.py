@@ -275,10 +275,10 @@ def _describe(report: TopicReport, detection: Detection) -> dict[str, Any]:
 
 def _format_rows(report: TopicReport) -> Iterator[list[str]]:
     for row in report.rows.to_pylist():
-        yield [format_cell(value) for value in row.values()]
+        yield [format_without_secrets(value) for value in row.values()]
 
 
-def format_cell(value: Any) -> str:
+def format_without_secrets(value: Any) -> str:
     """Format a value; hide what may be a secret, and show only the beginning of other bytes."""
     match value:
         case None:
@@ -299,7 +299,7 @@ def format_cell(value: Any) -> str:
         case list() if value and all(isinstance(pair, tuple) for pair in value):
             return _format_fields(value)
         case list():
-            return f"[{', '.join(map(format_cell, value))}]"
+            return f"[{', '.join(map(format_without_secrets, value))}]"
         case _:
             return str(value)
 
@@ -307,7 +307,7 @@ def format_cell(value: Any) -> str:
 def _format_fields(items: Any) -> str:
     """Format the fields of a struct or the entries of a map; hide those that may be secrets."""
     fields = (
-        f"{name}: {_NOT_SHOWN if suggests_secret(str(name)) else format_cell(value)}"
+        f"{name}: {_NOT_SHOWN if suggests_secret(str(name)) else format_without_secrets(value)}"
         for name, value in items
     )
     return "{" + ", ".join(fields) + "}"

@@ -232,7 +232,7 @@ def _settle(data_type: pa.DataType) -> pa.DataType:
 # -- schemas ---------------------------------------------------------------------------------------
 
 
-def read_schema(format: str, reader: ReaderSchema) -> pa.DataType:
+def read_struct(format: str, reader: ReaderSchema) -> pa.DataType:
     """Return the struct that an Avro or Protobuf schema is read as; empty if it has no fields."""
     if format == "avro":
         parsed = parse_schema(reader.text)

@@ -30,7 +30,7 @@ from pyspark_timestream.commands.peek.detect import (
     infer_json,
     list_columns,
     list_schema_ids,
-    read_schema,
+    read_struct,
 )
 from pyspark_timestream.core.instants import (
     DAY_US,
@@ -439,7 +439,7 @@ def _list_columns(sample: TopicSample, options: KafkaOptions, side: Side) -> Col
         objects = map(parse_object, _list_bodies(sample, rules))
         columns = list_columns(infer_json([object_ for object_ in objects if object_ is not None]))
     else:
-        columns = list_columns(read_schema(rules.format, options.readers[side]))
+        columns = list_columns(read_struct(rules.format, options.readers[side]))
     fields = [field for field in columns.fields if _is_readable(options, rules, field)]
     left_out = max(len(fields) - _MAX_COLUMNS, 0)
     return columns._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), omitted=left_out)

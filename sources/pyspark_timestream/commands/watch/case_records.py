@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from pyspark_timestream.commands.peek.command import format_cell
+from pyspark_timestream.commands.peek.command import format_without_secrets
 from pyspark_timestream.commands.watch.follow import Case
 from pyspark_timestream.core.instants import NEVER, Mask, format_instant
 from pyspark_timestream.core.policies import Action
@@ -184,5 +184,5 @@ def _format_row(block: RecordBlock, row: int, time: str, cti: str) -> Row:
     if block.timestamps_ms is not None and block.timestamps_ms[row].as_py() >= 0:
         stamp = format_instant(block.timestamps_ms[row].as_py() * 1_000)
     payloads = (None if side is None else side[row].as_py() for side in (block.keys, block.values))
-    cells = (cut_text(format_cell(value), _MAX_CELL) for value in payloads)
+    cells = (cut_text(format_without_secrets(value), _MAX_CELL) for value in payloads)
     return (str(block.offsets[row].as_py()), stamp, time, cti, *cells)

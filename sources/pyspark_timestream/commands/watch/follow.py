@@ -31,7 +31,11 @@ from pyspark_timestream.commands.explanation import (
     name_remarks,
 )
 from pyspark_timestream.commands.watch.state_files import QueryState, StateFiles
-from pyspark_timestream.core.checkpoint import read_entry, read_written_topic, resolve_directory
+from pyspark_timestream.core.checkpoint import (
+    read_batch_entry,
+    read_written_topic,
+    resolve_directory,
+)
 from pyspark_timestream.core.instants import FINAL_US, MINUTE_US, SECOND_US
 from pyspark_timestream.errors import TimestreamError
 from pyspark_timestream.kafka.diagnosis.history import (
@@ -481,7 +485,7 @@ class CheckpointFollower:
         if batch is None:
             return False
         try:
-            settings = read_entry(self.root, batch).settings
+            settings = read_batch_entry(self.root, batch).settings
         except (OSError, ValueError, AttributeError, RecursionError):
             return False  # The entry was removed, or is torn: keep the state as it was.
         is_new = self._state.read(batch, settings)
@@ -645,7 +649,7 @@ class ChainStore:
     trouble: str = ""
 
 
-class Node(NamedTuple):
+class ChainNode(NamedTuple):
     """A topic, query or store, with its clock; `level` counts the hops to it."""
 
     kind: str
@@ -667,7 +671,7 @@ class Hop(NamedTuple):
 class Chain:
     """The nodes, each with its level, and the hops between them."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[ChainNode, ...]
     hops: tuple[Hop, ...]
 
     def name_hop(self, hop: Hop) -> tuple[str, str, str, str]:
@@ -687,7 +691,7 @@ class Chain:
 _Key = tuple[str, str]
 """The kind of a node, and its name or id; a query's name is its place in the list of views."""
 
-_Nodes = dict[_Key, Node]
+_Nodes = dict[_Key, ChainNode]
 _Hops = dict[tuple[_Key, _Key], int | None]
 """From one node to another -> the clock up to which the second has followed the first."""
 
@@ -699,13 +703,15 @@ def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Cha
     nodes: _Nodes = {}
     hops: _Hops = {}
     for store in stores:
-        nodes["store", store.id] = Node("store", store.location, store.cti_us, 0, store.trouble)
+        nodes["store", store.id] = ChainNode(
+            "store", store.location, store.cti_us, 0, store.trouble
+        )
     ids = {store.location: store.id for store in stores} | {
         view.links.store[1]: view.links.store[0] for view in views if view.links.store
     }
     for number, view in enumerate(views):
         query = "query", str(number)
-        nodes[query] = Node("query", view.name, _find_query_cti(view))
+        nodes[query] = ChainNode("query", view.name, _find_query_cti(view))
         _add_inputs(view, query, nodes, hops)
         _add_outputs(view, query, ids, nodes, hops)
     return _arrange(nodes, hops)
@@ -724,11 +730,11 @@ def _add_inputs(view: QueryView, query: _Key, nodes: _Nodes, hops: _Hops) -> Non
         for topic, newest_us in _find_newest(stream.explanation.partitions).items():
             key = "topic", topic
             known_us = nodes[key].cti_us if key in nodes else None
-            nodes[key] = Node("topic", topic, max_known(known_us, newest_us))
+            nodes[key] = ChainNode("topic", topic, max_known(known_us, newest_us))
             hops[key, query] = stream.explanation.cti_us
     for store_id, subscribed_us in view.links.subscriptions:
         key = "store", store_id
-        nodes.setdefault(key, Node("store", f"id {store_id}", None))
+        nodes.setdefault(key, ChainNode("store", f"id {store_id}", None))
         hops[key, query] = subscribed_us
 
 
@@ -740,11 +746,11 @@ def _add_outputs(
         store_id, location = view.links.store
         key = "store", ids.get(location, store_id)
         if key not in nodes or nodes[key].name.startswith("id "):
-            nodes[key] = Node("store", location, None)
+            nodes[key] = ChainNode("store", location, None)
         hops[query, key] = nodes[key].cti_us
     if view.links.topic:
         key = "topic", view.links.topic
-        nodes.setdefault(key, Node("topic", view.links.topic, None))
+        nodes.setdefault(key, ChainNode("topic", view.links.topic, None))
         hops[query, key] = None
 
 

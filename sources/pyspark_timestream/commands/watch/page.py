@@ -25,10 +25,10 @@ from pyspark_timestream.commands.watch.follow import (
     BatchTiming,
     Case,
     Chain,
+    ChainNode,
     ChainStore,
     CtiPoint,
     Hop,
-    Node,
     QueryView,
     StreamView,
     build_chain,
@@ -196,7 +196,7 @@ _LABEL: Final = (46, 16)
 """The width and height of a distance's label."""
 
 
-def _draw_node(node: Node, corner: tuple[int, int], size: tuple[int, int]) -> str:
+def _draw_node(node: ChainNode, corner: tuple[int, int], size: tuple[int, int]) -> str:
     (x, y), (width, height) = corner, size
     name = node.name if len(node.name) <= _LETTERS else f"…{node.name[1 - _LETTERS :]}"
     clock = "newest event" if node.kind == "topic" else "CTI"

@@ -332,7 +332,11 @@ class MessageConsumer:
                 and (problem.topic, problem.partition) == offset_range.partition
             ):
                 reached = max(reached, problem.offset)
-        block = clip(build_block(records, needs), offset_range.end_exclusive) if records else None
+        block = (
+            clip(build_record_block(records, needs), offset_range.end_exclusive)
+            if records
+            else None
+        )
         problems = tuple(problem for problem in others if not _is_partition_end(problem))
         return PollResult(block, reached, problems, len(records), inflated)
 
@@ -457,7 +461,7 @@ def clip(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
     return RecordBlock(*(column if column is None else column.slice(0, count) for column in block))
 
 
-def build_block(records: Sequence[Message], needs: ColumnSet) -> RecordBlock:
+def build_record_block(records: Sequence[Message], needs: ColumnSet) -> RecordBlock:
     """Build columns from the requested fields of one partition's messages."""
     stamps = types = None
     if needs.timestamps:

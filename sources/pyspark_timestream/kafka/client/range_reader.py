@@ -40,8 +40,8 @@ from pyspark_timestream.kafka.client.consumer import (
     PollResult,
     Pool,
     UnboundedConsumer,
-    build_block,
     build_consumer_config,
+    build_record_block,
     clip,
     create_client,
     discard_fetched,
@@ -841,7 +841,9 @@ _PREFETCHERS: Final[Pool[Prefetcher]] = Pool(max_idle=2, idle_s=300)
 def _build_blocks(
     offset_range: OffsetRange, records: Sequence[Message], needs: ColumnSet
 ) -> list[RecordBlock]:
-    block = clip(build_block(records, needs), offset_range.end_exclusive) if records else None
+    block = (
+        clip(build_record_block(records, needs), offset_range.end_exclusive) if records else None
+    )
     return [] if block is None else [block]
 
 

@@ -13,7 +13,7 @@ from pyspark_timestream.core.policies import KINDS, POLICIES, name_any
 from pyspark_timestream.errors import CheckpointMismatch, OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.convert import contains
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
-from pyspark_timestream.kafka.decode.where import Condition, resolve
+from pyspark_timestream.kafka.decode.where import Condition, resolve_condition
 from pyspark_timestream.kafka.options.options import CTI_SOURCES, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     PATH_FORM,
@@ -247,7 +247,7 @@ def _find_condition(
         if name not in left_out and options.metadata_prefix + name not in columns
     }
     kinds = {column: METADATA[name] for column, name in others.items()}
-    condition = resolve(options.where, columns, kinds)
+    condition = resolve_condition(options.where, columns, kinds)
     metadata |= {name: others[name] for name in condition.columns if name in others}
     return condition
 

@@ -138,7 +138,7 @@ def keep(column: pa.Array, bad: Mask | None = None) -> Converted:
     return Converted(column, bad)
 
 
-def build_block(
+def build_decoded_block(
     columns: Sequence[Converted], raw: dict[str, list[pa.Array]], reasons: Reasons
 ) -> DecodedBlock:
     """Build a block of converted columns; `reasons` say why payloads are malformed already."""

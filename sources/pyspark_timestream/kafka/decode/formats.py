@@ -157,7 +157,7 @@ def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:
         return False
     from pyspark_timestream.kafka.decode.avro import schemas
 
-    return schemas.have_own_unit(_create_avro_reader(reader), names)
+    return schemas.are_temporal(_create_avro_reader(reader), names)
 
 
 def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | None) -> FramedBlock:

@@ -236,7 +236,7 @@ class _Wrong(Exception):
         self.next_step = next_step
 
 
-def resolve(
+def resolve_condition(
     where: Where, columns: Mapping[str, pa.DataType | None], others: Mapping[str, pa.DataType]
 ) -> Condition:
     """Type a condition.

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark_timestream.core.checkpoint import check_offset, parse_offset, read_entry
+from pyspark_timestream.core.checkpoint import check_offset, parse_offset, read_batch_entry
 from pyspark_timestream.core.instants import format_instant, parse_instant
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import (
@@ -138,7 +138,7 @@ def read_batches(
     unreadable: dict[int, str] = {}
     for number in numbers:
         try:
-            entry = read_entry(root, number)
+            entry = read_batch_entry(root, number)
             batches[number] = BatchReport(offsets=entry.offsets, planned_us=entry.planned_us)
         except (OSError, ValueError, RecursionError) as error:
             unreadable[number] = str(error)

@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.offsets.changes import change_clock
 from pyspark_timestream.kafka.offsets.imported_ctis import (
     ImportedPartition,
     ImportedTopic,
-    advance,
+    advance_partition,
     merge_topic_cti,
 )
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset
@@ -338,7 +338,7 @@ class CtiImporter:
         for clock, ctis_us in follow_clock(
             self._options, TaskRange(offset_range, progress.clock), self._read_range
         ):
-            progress = advance(progress, clock, ctis_us)
+            progress = advance_partition(progress, clock, ctis_us)
         return replace(progress, position=end)
 
 

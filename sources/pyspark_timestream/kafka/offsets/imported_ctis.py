@@ -106,7 +106,7 @@ class ImportedTopic:
         )
 
 
-def advance(
+def advance_partition(
     partition: ImportedPartition, clock: PartitionClock, ctis_us: Instants
 ) -> ImportedPartition:
     """Advance a partition over a block that gave the clock `clock` and increasing CTIs."""

@@ -31,7 +31,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange, cut_ranges
 from pyspark_timestream.rules.clocks import MinOfOthers, PartitionClock, find_min_of_others
 
-Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
+E = TypeVar("E", tuple[int, int], tuple[int, int, int])
 
 
 def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
@@ -260,7 +260,7 @@ def _empty(task_range: TaskRange) -> TaskRange:
     )
 
 
-def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:
+def _keep_after(entries: Sequence[E], committed: int) -> tuple[E, ...]:
     return tuple(entry for entry in entries if entry[0] > committed)
 
 

@@ -110,7 +110,7 @@ def _later_batch_error(last_batch: int, batch: int, place: str) -> ReplayDiffers
     )
 
 
-def check_rows(last_entry: LedgerEntry, rows: int, owner: Owner) -> None:
+def check_row_count(last_entry: LedgerEntry, rows: int, owner: Owner) -> None:
     """Check that a batch that is written already still has the same number of rows."""
     if last_entry.rows is not None and last_entry.rows != rows:
         raise ReplayDiffers(

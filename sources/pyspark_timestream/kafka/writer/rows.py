@@ -38,7 +38,7 @@ _NOW: Final = 0
 """librdkafka replaces this timestamp by the current time."""
 
 
-def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
+def check_record_columns(schema: pa.Schema, *, has_marks: bool) -> None:
     """Check that the columns can become records, and that they suit marks if there are any."""
     names = list(schema.names)
     if TOPIC_COLUMN in names and has_marks:

@@ -30,10 +30,10 @@ from pyspark.sql.types import StructType
 from pyspark_timestream.core.adapters import freeze_objects, hide_tracebacks, log_like_spark
 from pyspark_timestream.core.arrow import CTI_COLUMN
 from pyspark_timestream.core.checkpoint import (
-    entry_path,
+    batch_entry_path,
     find_location,
     note_written_topic,
-    read_entry,
+    read_batch_entry,
     resolve_directory,
 )
 from pyspark_timestream.core.instants import FINAL_US, format_instant
@@ -49,14 +49,14 @@ from pyspark_timestream.kafka.writer.ledger import (
     LedgerEntry,
     Owner,
     check_other_tasks,
-    check_rows,
+    check_row_count,
     check_written,
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_timestream.kafka.writer.rows import (
     TOPIC_COLUMN,
     TaskRows,
-    check_columns,
+    check_record_columns,
     find_cti_source,
 )
 from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
@@ -88,12 +88,12 @@ def require_checkpoint(options: Mapping[str, Any]) -> Path:
         ) from None
 
 
-def read_watermark(checkpoint: Path, batch: int) -> int | None:
+def read_batch_watermark(checkpoint: Path, batch: int) -> int | None:
     """Return the watermark that the batch runs with, in microseconds; None before the first."""
     try:
-        return read_entry(checkpoint, batch).watermark_us
+        return read_batch_entry(checkpoint, batch).watermark_us
     except (OSError, ValueError) as error:
-        file = entry_path(checkpoint, batch)
+        file = batch_entry_path(checkpoint, batch)
         raise CheckpointUnreadable(
             f"the watermark of batch {batch} cannot be read from '{file}': {error}",
             next_step="see to it that the driver can read the checkpoint. The batch's rows are "
@@ -283,7 +283,7 @@ def open_stream_writer(
             "marks, "
             + ("leave 'ctiFrom' out" if source == "watermark" else "drop the column 'cti'"),
         )
-    check_columns(columns, has_marks=source is not None)
+    check_record_columns(columns, has_marks=source is not None)
     _check_topic(options, columns, has_marks=source is not None)
     checkpoint = require_checkpoint(raw) if source == "watermark" else None
     return KafkaStreamWriter(
@@ -317,7 +317,7 @@ def open_batch_writer(
             "use writeStream with trigger(availableNow=True); or leave the options on marks out, "
             "and drop CTI rows: where('cti IS NULL').drop('cti')",
         )
-    check_columns(columns, has_marks=False)
+    check_record_columns(columns, has_marks=False)
     _check_topic(options, columns, has_marks=False)
     return KafkaBatchWriter(options, uuid.uuid4().hex)
 
@@ -412,7 +412,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
 
     def _find_cti(self, tasks: Sequence[WrittenTask], batch: int) -> int | None:
         if self._checkpoint is not None:
-            return read_watermark(self._checkpoint, batch)
+            return read_batch_watermark(self._checkpoint, batch)
         return max((task.cti_us for task in tasks if task.cti_us is not None), default=None)
 
 
@@ -439,7 +439,7 @@ def _write(options: KafkaWriteOptions, owner: Owner, batch: int, rows: TaskRows)
         if last_entry is not None and check_written(last_entry, batch, owner):
             while rows.next_block():
                 pass
-            check_rows(last_entry, rows.count, owner)
+            check_row_count(last_entry, rows.count, owner)
             return
         with transaction.open():
             while block := rows.next_block():

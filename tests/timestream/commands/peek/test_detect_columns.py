@@ -10,7 +10,7 @@ from pyspark_timestream.commands.peek.detect import (
     format_columns,
     infer_json,
     list_columns,
-    read_schema,
+    read_struct,
 )
 from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
 from pyspark_timestream.kafka.decode.protobuf.decode import plan_fields
@@ -48,7 +48,7 @@ def test_avro_types_are_those_of_the_columns_that_read_them():
     fields += [{"name": "inner", "type": inner}]
     fields += [{"name": "items", "type": {"type": "array", "items": "Inner"}}]
     text = json.dumps({"type": "record", "name": "Outer", "fields": fields})
-    found = list_columns(read_schema("avro", ReaderSchema(text, "")))
+    found = list_columns(read_struct("avro", ReaderSchema(text, "")))
     expected = [ddl for _, ddl in AVRO_FIELDS.values() if ddl]
     assert format_columns(found.fields) == [
         *expected, "`inner.x` float", "items array<struct<x:float>>",
@@ -58,7 +58,7 @@ def test_avro_types_are_those_of_the_columns_that_read_them():
 
 
 def test_a_schema_without_fields_has_no_columns():
-    assert not list_columns(read_schema("avro", ReaderSchema('"string"', ""))).fields.names
+    assert not list_columns(read_struct("avro", ReaderSchema('"string"', ""))).fields.names
 
 
 PROTOBUF_TYPES = {
@@ -99,7 +99,7 @@ def test_protobuf_types_are_those_of_the_columns_that_read_them():
         files.file.add().ParseFromString(module.DESCRIPTOR.serialized_pb)
     files.file.append(file)
     text = base64.b64encode(files.SerializeToString()).decode()
-    found = list_columns(read_schema("protobuf", ReaderSchema(text, "", "p.M")))
+    found = list_columns(read_struct("protobuf", ReaderSchema(text, "", "p.M")))
     assert format_columns(found.fields) == [
         *(f"f{number} {ddl}" for number, ddl in PROTOBUF_TYPES.items()),
         "at timestamp",

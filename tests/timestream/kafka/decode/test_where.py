@@ -10,7 +10,7 @@ from timestream.builders import INSTANT, options, projection
 from timestream.conditions import COLUMNS, random_condition, random_table
 
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.decode.where import resolve
+from pyspark_timestream.kafka.decode.where import resolve_condition
 from pyspark_timestream.kafka.options.where import WHERE
 
 KINDS = {name: kind for name, (kind, _) in COLUMNS.items()}
@@ -20,7 +20,7 @@ def found(text, **columns):
     """Which rows a condition is true for."""
     table = pa.table(columns)
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
-    condition = pickle.loads(pickle.dumps(resolve(WHERE.parse(text), kinds, {})))
+    condition = pickle.loads(pickle.dumps(resolve_condition(WHERE.parse(text), kinds, {})))
     read = lambda name: table[name].combine_chunks()  # noqa: E731
     return np.flatnonzero(condition.find(read, len(table))).tolist()
 
@@ -166,14 +166,17 @@ def test_a_field_of_a_null_struct_is_null():
 )
 def test_what_a_schema_does_not_allow_is_refused_by_its_name(text, problem):
     with pytest.raises((OptionError, ValueError), match=problem):
-        resolve(WHERE.parse(text), KINDS, {})
+        resolve_condition(WHERE.parse(text), KINDS, {})
 
 
 def test_names_that_differ_in_case_alone_are_told_apart_by_their_spelling():
     kinds = {"Name": pa.int32(), "name": pa.string()}
-    assert resolve(WHERE.parse("name = 'x' and Name = 1"), kinds, {}).columns == ("name", "Name")
+    assert resolve_condition(WHERE.parse("name = 'x' and Name = 1"), kinds, {}).columns == (
+        "name",
+        "Name",
+    )
     with pytest.raises(OptionError, match="'NAME' may be Name or name"):
-        resolve(WHERE.parse("NAME = 1"), kinds, {})
+        resolve_condition(WHERE.parse("NAME = 1"), kinds, {})
 
 
 def test_a_condition_finds_the_same_rows_in_any_split():
@@ -181,7 +184,7 @@ def test_a_condition_finds_the_same_rows_in_any_split():
         chance = random.Random(seed)
         table = random_table(chance, 30)
         try:
-            condition = resolve(WHERE.parse(random_condition(chance)), KINDS, {})
+            condition = resolve_condition(WHERE.parse(random_condition(chance)), KINDS, {})
         except OptionError:
             continue
         whole = condition.find(lambda name, table=table: table[name].combine_chunks(), 30)

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from timestream.conditions import random_condition, random_table
 
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.decode.where import resolve
+from pyspark_timestream.kafka.decode.where import resolve_condition
 from pyspark_timestream.kafka.options.where import WHERE
 
 pytestmark = pytest.mark.spark
@@ -31,7 +31,7 @@ def draw_conditions(chance: random.Random, table: pa.Table) -> dict[str, list[in
     while len(found) < CONDITIONS:
         text = random_condition(chance)
         try:
-            condition = resolve(WHERE.parse(text), kinds, {})
+            condition = resolve_condition(WHERE.parse(text), kinds, {})
         except (OptionError, ValueError):
             continue
         wanted = condition.find(lambda name: table[name].combine_chunks(), ROWS)
@@ -102,7 +102,7 @@ def test_an_odd_text_is_refused_or_read_as_spark_reads_it(spark):
     frame, taken = spark.createDataFrame(ODD).coalesce(1), 0
     for text in [f"{before} {more}" for before in BEFORE for more in MORE]:
         try:
-            condition = resolve(WHERE.parse(text), kinds, {})
+            condition = resolve_condition(WHERE.parse(text), kinds, {})
         except (OptionError, ValueError):
             continue
         taken += 1

@@ -15,7 +15,7 @@ from pyspark_timestream.kafka.offsets.imported_ctis import (
     MAX_PENDING,
     ImportedPartition,
     ImportedTopic,
-    advance,
+    advance_partition,
     defer,
     merge_topic_cti,
     release,
@@ -203,11 +203,11 @@ def test_restart_waits_again_for_imported_partitions_not_yet_idle():
 
 
 def test_final_ctis_end_a_partition_and_leave_its_last_one():
-    first = advance(ImportedPartition(0), PartitionClock(3), np.array([1, 3]))
-    last = advance(first, PartitionClock(FINAL_US), np.array([4, FINAL_US]))
+    first = advance_partition(ImportedPartition(0), PartitionClock(3), np.array([1, 3]))
+    last = advance_partition(first, PartitionClock(FINAL_US), np.array([4, FINAL_US]))
     assert (first.cti_us, first.ended, first.clock.cti_us) == (3, False, 3)
     assert (last.cti_us, last.ended, last.clock.cti_us) == (4, True, FINAL_US)
-    assert advance(last, last.clock, np.array([], dtype=np.int64)) == last
+    assert advance_partition(last, last.clock, np.array([], dtype=np.int64)) == last
 
 
 def test_import_options_derive_from_the_streams_options():

@@ -10,7 +10,7 @@ from pyspark_timestream.kafka.writer.ledger import (
     LedgerEntry,
     Owner,
     check_other_tasks,
-    check_rows,
+    check_row_count,
     check_written,
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
@@ -57,10 +57,10 @@ def test_a_checkpoint_that_was_set_back_is_refused() -> None:
 
 
 def test_a_batch_that_comes_again_with_other_rows_is_refused() -> None:
-    check_rows(LedgerEntry(4, rows=7), 7, PLACE)
-    check_rows(LedgerEntry(4), 8, PLACE)
+    check_row_count(LedgerEntry(4, rows=7), 7, PLACE)
+    check_row_count(LedgerEntry(4), 8, PLACE)
     with pytest.raises(ReplayDiffers, match=r"batch 4 was written with 7 rows, .* has 8"):
-        check_rows(LedgerEntry(4, rows=7), 8, PLACE)
+        check_row_count(LedgerEntry(4, rows=7), 8, PLACE)
 
 
 @pytest.mark.parametrize("task", [0, 5, 8])

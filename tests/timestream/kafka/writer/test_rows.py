@@ -11,7 +11,7 @@ from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.writer.rows import (
     TaskRows,
     build_messages,
-    check_columns,
+    check_record_columns,
     find_cti_source,
     split_ctis,
 )
@@ -113,20 +113,24 @@ def test_a_header_is_refused_only_under_the_marks_own_name() -> None:
 )
 def test_columns_that_cannot_be_a_record_are_refused(columns, said) -> None:
     with pytest.raises(SchemaRefused, match=said):
-        check_columns(pa.schema(list(columns.items())), has_marks=True)
+        check_record_columns(pa.schema(list(columns.items())), has_marks=True)
 
 
 def test_all_columns_of_a_record_are_accepted() -> None:
-    check_columns(pa.schema(list(COLUMNS.items())), has_marks=True)
+    check_record_columns(pa.schema(list(COLUMNS.items())), has_marks=True)
     plain = {**COLUMNS, "topic": pa.string()}
-    check_columns(pa.schema(list(plain.items())), has_marks=False)
+    check_record_columns(pa.schema(list(plain.items())), has_marks=False)
     with pytest.raises(SchemaRefused, match="column 'topic' is int32; accepted: STRING"):
-        check_columns(pa.schema([("value", pa.string()), ("topic", pa.int32())]), has_marks=False)
+        check_record_columns(
+            pa.schema([("value", pa.string()), ("topic", pa.int32())]), has_marks=False
+        )
 
 
 def test_headers_come_with_arrows_large_types_as_all_other_columns_do() -> None:
     large = pa.list_(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())]))
-    check_columns(pa.schema([("value", pa.large_string()), ("headers", large)]), has_marks=True)
+    check_record_columns(
+        pa.schema([("value", pa.large_string()), ("headers", large)]), has_marks=True
+    )
 
     def build(key: str) -> list:
         headers = pa.array([[{"key": key, "value": b"x"}]], large)

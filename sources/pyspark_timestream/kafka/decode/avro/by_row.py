@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.decode.avro.plans import (
     Step,
     Union,
     all_bad,
-    resolve,
+    resolve_schemas,
 )
 from pyspark_timestream.kafka.decode.avro.schemas import (
     AvroReader,
@@ -38,7 +38,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     find_name,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.convert import Converted, build_block, cast, keep
+from pyspark_timestream.kafka.decode.convert import Converted, build_decoded_block, cast, keep
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     NAME,
@@ -431,7 +431,7 @@ def _build_codec(
     """Plan the reading of a writer's schema with the first of `readers` that can read it."""
     main, *newer = readers
     try:
-        plan = resolve(_parse_writer(writer), build_requested(main, requested))
+        plan = resolve_schemas(_parse_writer(writer), build_requested(main, requested))
     except SchemaRefused:
         if not newer:
             raise
@@ -448,7 +448,7 @@ def _read_piece(codec: _Codec, requested: RequestedFields, bodies: pa.Array) -> 
     ]
     paths = requested.raw_paths().items()
     raw = {text: [pc.struct_field(values, path)] for text, path in paths}
-    return build_block(columns, raw, reasons)
+    return build_decoded_block(columns, raw, reasons)
 
 
 def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:

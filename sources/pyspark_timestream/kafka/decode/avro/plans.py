@@ -5,10 +5,11 @@ reads values as that type, one without only skips the bytes. `by_block` and `by_
 values* (numbers, indices, bytes) from payloads in different ways; the steps turn these into
 columns, by the rule for bad values of all formats (semantics 13.13).
 
-`resolve` makes the steps from a writer's schema and the requested part of the reader's. Fields
-match by name or by the reader's aliases; a field that the writer lacks gets the reader's default.
-Numbers are promoted as Avro says. Names of records, enums and fixed types may differ, except where
-a union has several of them. A timestamp keeps the writer's unit, whatever the reader's is.
+`resolve_schemas` makes the steps from a writer's schema and the requested part of the reader's.
+Fields match by name or by the reader's aliases; a field that the writer lacks gets the reader's
+default. Numbers are promoted as Avro says. Names of records, enums and fixed types may differ,
+except where a union has several of them. A timestamp keeps the writer's unit, whatever the reader's
+is.
 
 A registry lets a producer widen a number, change a decimal's scale or drop a field (compatibility
 BACKWARD, Confluent's default). A wider number is read as the writer's type, and the column's type
@@ -36,7 +37,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     RequestedField,
     RequestedType,
     Schema,
-    describe,
+    describe_schema,
     kind_of,
     read_as,
     time_unit,
@@ -313,7 +314,7 @@ _NUMBERS: Final = {
 _MAX_STEPS: Final = 100_000
 
 
-def resolve(writer: ParsedSchema, requested: RequestedType) -> AvroPlan:
+def resolve_schemas(writer: ParsedSchema, requested: RequestedType) -> AvroPlan:
     """Resolve the writer's schema with the requested part of the reader's.
 
     Raises:
@@ -520,8 +521,8 @@ def _widen(requested: RequestedType, writer_schemas: Iterable[Schema]) -> Reques
 def _unresolved(subject: str, writer: Schema, requested: RequestedType) -> _Unresolved:
     null = "null or " if requested.nullable else ""
     return _Unresolved(
-        f"{subject} was written as Avro type {describe(writer)}, and the reader's schema has "
-        f"{null}{describe(requested.schema)}",
+        f"{subject} was written as Avro type {describe_schema(writer)}, and the reader's schema "
+        f"has {null}{describe_schema(requested.schema)}",
         "a reader's schema that is compatible with the writer's",
         "correct the reader's schema, or leave the column out",
     )

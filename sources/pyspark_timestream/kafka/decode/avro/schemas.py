@@ -368,10 +368,10 @@ def _logical_type(schema: Schema) -> str | None:
     return logical if isinstance(logical, str) else None
 
 
-def describe(schema: Schema) -> str:
+def describe_schema(schema: Schema) -> str:
     """Describe a schema in a few words, for messages."""
     if isinstance(schema, list):
-        return f"union of {', '.join(describe(branch) for branch in schema)}"
+        return f"union of {', '.join(describe_schema(branch) for branch in schema)}"
     if isinstance(schema, str):
         return schema
     name = f" {schema['name']}" if "name" in schema else ""
@@ -420,14 +420,14 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
         kind = kind_of(_strip_null(parsed, f"field '{name}'", schema)[0])
         if kind not in ("string", "enum", "int", "long", "float", "double"):
             raise SchemaRefused(
-                f"field '{name}' is of Avro type {describe(schema)}, and is neither a time nor an "
-                "edge",
+                f"field '{name}' is of Avro type {describe_schema(schema)}, and is neither a time "
+                "nor an edge",
                 "a string, a number, a date or a timestamp",
                 "name another field, or the record's 'timestamp'",
             )
 
 
-def have_own_unit(reader: AvroReader, raw: tuple[str, ...]) -> bool:
+def are_temporal(reader: AvroReader, raw: tuple[str, ...]) -> bool:
     """True if all fields `raw` are dates or timestamps, so that the schema gives their units."""
     parsed = reader.parse()
     schemas = (_strip_null(parsed, name, _find(parsed, name, name))[0] for name in raw)
@@ -449,8 +449,8 @@ def _find(parsed: ParsedSchema, subject: str, path: str) -> Schema:
         record = _strip_null(parsed, subject, schema)[0]
         if kind_of(record) != "record":
             raise SchemaRefused(
-                f"{subject} names '{name}' inside an Avro {describe(record)}, and only records "
-                "have fields",
+                f"{subject} names '{name}' inside an Avro {describe_schema(record)}, and only "
+                "records have fields",
                 "a path of names from record to record, such as after.id",
                 "read the field itself, and take it apart in Spark",
             )
@@ -463,7 +463,7 @@ def _find(parsed: ParsedSchema, subject: str, path: str) -> Schema:
 
 def _missing_field(subject: str, name: str, record: Schema) -> SchemaRefused:
     return SchemaRefused(
-        f"{subject} is not in the reader's schema: Avro {describe(record)} lacks '{name}'",
+        f"{subject} is not in the reader's schema: Avro {describe_schema(record)} lacks '{name}'",
         ", ".join(field["name"] for field in record["fields"]) or "nothing: it is empty",
         "name one of them, or leave the column out",
     )
@@ -477,8 +477,8 @@ def _strip_null(parsed: ParsedSchema, subject: str, schema: Schema) -> tuple[Sch
     types = [parsed.look_up(branch) for branch in defined if branch != "null"]
     if len(types) > 1:
         raise SchemaRefused(
-            f"{subject} is of Avro type {describe(defined)}: the type of a value is known only "
-            "after it is read",
+            f"{subject} is of Avro type {describe_schema(defined)}: the type of a value is known "
+            "only after it is read",
             "a type, or a union of a type and null; a union of records where 'valueMessage' or "
             "'keyMessage' names the one to read",
             "leave the column out, or name the record",
@@ -504,7 +504,7 @@ def _check_type(parsed: ParsedSchema, subject: str, schema: Schema, target: pa.D
         accepts = _NESTED.get(kind) or str(read_as(defined))
         raise SchemaRefused(
             f"{subject} is {target}, but in the reader's schema it is of Avro type "
-            f"{describe(defined)}",
+            f"{describe_schema(defined)}",
             accepts,
             "declare it so, and convert it in Spark",
         )

@@ -35,7 +35,7 @@ from pyspark_timestream.core.instants import Bytes, Integers, Mask
 from pyspark_timestream.core.processes import declare_function, load_compiled
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
-    build_block,
+    build_decoded_block,
     cast_scalars,
     contains,
     convert,
@@ -488,7 +488,7 @@ def parse_json(
         for path, field in zip(fields.column_paths(), fields.columns, strict=True)
     ]
     raw = {text: [arrays[path]] for text, path in fields.raw_paths().items()}
-    block = build_block(columns, raw, np.full(len(values), FINE, np.uint8))
+    block = build_decoded_block(columns, raw, np.full(len(values), FINE, np.uint8))
     return _fill_in(fields, values, block, np.flatnonzero(unscanned), most_singly)
 
 
@@ -640,7 +640,7 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
         for location, field in zip(column_locations, fields.columns, strict=True)
     ]
     pieces = {text: [column] for text, column in raw.items()}
-    return build_block(finished, pieces, np.full(len(texts), FINE, np.uint8))
+    return build_decoded_block(finished, pieces, np.full(len(texts), FINE, np.uint8))
 
 
 def _wrap_in_list(texts: pa.Array) -> pa.Array:

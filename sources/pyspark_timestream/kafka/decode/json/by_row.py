@@ -25,7 +25,7 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
-    build_block,
+    build_decoded_block,
     build_repeated,
     build_struct,
     find_bad,
@@ -102,7 +102,7 @@ def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBl
         text: _group_by_type([_to_raw(value) for value in _take(objects, path)[0]])
         for text, path in fields.raw_paths().items()
     }
-    return build_block(columns, raw, reasons)
+    return build_decoded_block(columns, raw, reasons)
 
 
 def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
@@ -240,11 +240,11 @@ def _read_timestamps(wire: pa.Array, *, zoned: bool) -> Times:
     return instants, readable
 
 
-Scalar: TypeAlias = Callable[[Any], Any]
+ScalarConverter: TypeAlias = Callable[[Any], Any]
 """Converts a parsed value that is not null; raises ValueError if it does not fit the type."""
 
 
-def null_on_error(read_value: Scalar, value: Any) -> Any:
+def null_on_error(read_value: ScalarConverter, value: Any) -> Any:
     """Convert `value`; return None if that fails."""
     if value is None:
         return None
@@ -254,7 +254,7 @@ def null_on_error(read_value: Scalar, value: Any) -> Any:
         return None
 
 
-def _choose_scalar(target: pa.DataType) -> Scalar:
+def _choose_scalar(target: pa.DataType) -> ScalarConverter:
     if pa.types.is_string(target):
         return _to_text
     if pa.types.is_binary(target):
@@ -282,7 +282,7 @@ def _to_text(value: Any) -> str:
     return text
 
 
-def _integer_reader(target: pa.DataType) -> Scalar:
+def _integer_reader(target: pa.DataType) -> ScalarConverter:
     bound = 1 << (target.bit_width - 1)
 
     def read(value: Any) -> int:

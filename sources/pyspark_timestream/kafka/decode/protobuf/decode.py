@@ -34,7 +34,7 @@ from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.convert import (
     Convert,
     Converted,
-    build_block,
+    build_decoded_block,
     build_repeated,
     build_struct,
     can_cast,
@@ -770,7 +770,7 @@ def read_protobuf(
     order[rows] = np.arange(len(rows))
     columns = [plan.read(parsed) for plan in plans.columns]
     raw = {name: [plan.read(parsed).column] for name, plan in plans.raw.items()}
-    block = build_block(columns, raw, np.full(len(rows), FINE, np.uint8))
+    block = build_decoded_block(columns, raw, np.full(len(rows), FINE, np.uint8))
     return join_blocks(requested, [block], order, reasons)
 
 
