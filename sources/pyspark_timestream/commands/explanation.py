@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark_timestream.core.checkpoint import resolve_directory
+from pyspark_timestream.core.checkpoint import WATERMARK_KEY, resolve_directory
 from pyspark_timestream.core.instants import SECOND_US, format_duration, format_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, list_counts
@@ -51,9 +51,6 @@ from pyspark_timestream.rules.clocks import COUNTERS, PartitionClock, max_known
 
 MAX_TIMES: Final = 10
 """This many CTIs are listed for each operator, earliest first."""
-
-_WATERMARK_KEY: Final = "spark.watermarkDelayMs"
-"""The metadata key of a column that a watermark is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +179,7 @@ def locate_due_time(key: Any) -> tuple[int, ...] | None:
     fields = key.get("fields", ()) if isinstance(key, Mapping) else ()
     for index, field in enumerate(fields):
         # Only `advance_time` marks a column without a delay.
-        if field.get("metadata", {}).get(_WATERMARK_KEY) != 0:
+        if field.get("metadata", {}).get(WATERMARK_KEY) != 0:
             continue
         if field["type"] == "timestamp":
             return len(fields), index

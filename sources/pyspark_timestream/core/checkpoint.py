@@ -25,6 +25,10 @@ from urllib.parse import unquote, urlsplit
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable, show_value
 
+WATERMARK_KEY: Final = "spark.watermarkDelayMs"
+"""The metadata key by which Spark recognizes the column that the watermark is about, in a plan and
+in the schemas of a checkpoint's state."""
+
 T = TypeVar("T")
 
 _Find: TypeAlias = Callable[[Any], str | None]

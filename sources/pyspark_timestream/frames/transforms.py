@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DayTimeIntervalType, LongType, StructField, StructType, TimestampType
 
+from pyspark_timestream.core.checkpoint import WATERMARK_KEY
 from pyspark_timestream.core.instants import (
     FINAL_US,
     MIN_US,
@@ -33,9 +34,6 @@ from pyspark_timestream.core.session import (
 )
 from pyspark_timestream.errors import SchemaRefused, SettingRefused
 from pyspark_timestream.frames.plans import keep_cti_rows
-
-_WATERMARK_KEY: Final = "spark.watermarkDelayMs"
-"""The metadata key by which Spark recognizes the column that the watermark is about."""
 
 _MILLISECOND: Final = "INTERVAL '0.001' SECOND"
 _RELEASE_MODES: Final = ("windows", "rows")
@@ -94,7 +92,7 @@ def advance_time(
     if "violation" in df.columns:
         data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
     time = _require_1970(event_time, releases) if df.isStreaming else quote_name(event_time)
-    marked = time.alias(event_time, metadata={_WATERMARK_KEY: keep_ms})
+    marked = time.alias(event_time, metadata={WATERMARK_KEY: keep_ms})
     data_columns = [name for name in df.columns if name != "cti"]
     return data.select(
         *[marked if name == event_time else quote_name(name) for name in data_columns]
