@@ -54,7 +54,8 @@ SERIES_SCHEMA: Final = pa.schema(
         pa.field("newest", INSTANT),
     ]
 )
-"""A null means that the head of an old store has no number, or that no original is visible."""
+"""A null means that no original is visible (`newest`), or that the number is unknown (semantics
+31.3): the head was rebuilt after events had been removed, or is of an old store."""
 
 
 @dataclass(frozen=True)
