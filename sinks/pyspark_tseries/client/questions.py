@@ -605,7 +605,9 @@ class Questions(ABC):
         Returns:
             A row for each series: `series`, its name; `events` and `edits`, how many originals and
             edits it ever got; `first`, the earliest timestamp of these originals; `newest`, that of
-            the newest one that is not erased, null if all are. Times are in UTC.
+            the newest one that is not erased, null if all are. Times are in UTC. Counts and `first`
+            are null where they are unknown: a rebuilt head does not know them of a series of which
+            compaction has removed events.
 
         Raises:
             InvalidQuery: both `prefix` and `pattern` are given, or one is not a text.
