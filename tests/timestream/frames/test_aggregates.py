@@ -85,7 +85,7 @@ def test_an_argument_without_meaning_is_refused(spark, given: dict[str, Any], sa
         ({"aggregates": {"a": ("max", "speed")}}, "no column 'speed'; accepted: 'station'"),
         ({"by": ["stops"]}, "'stops' is list.*not folded"),
         ({"by": ["speed"]}, "no column 'speed'"),
-        ({"event_time": "minutes"}, "'minutes' is LongType"),
+        ({"event_time": "minutes"}, "'minutes' is bigint"),
         ({"event_time": "cti"}, "is the clock itself"),
     ],
 )
