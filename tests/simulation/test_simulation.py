@@ -15,8 +15,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 SHARDS = 4
-SIMULATION_SECONDS = in_ci(2, 28)
-"""Of each shard: about two minutes together in CI."""
+SIMULATION_SECONDS = in_ci(2, 10)
+"""Of each shard: `make simulate` looks for longer."""
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
