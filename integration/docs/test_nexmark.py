@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from broker import Broker
-from lengths import outside_ci
+from lengths import outside_ci, with_rest_in_soak
 from nexmark.answers import Differences, answer, differences, is_exact
 from nexmark.events import PARTITIONS, Load, sample_lines
 from nexmark.queries import QUERIES
@@ -86,9 +86,7 @@ def test_nexmark_folded_in_the_source_is_exact(bench: Bench, topic: tuple[str, s
     assert is_exact(found)
 
 
-@pytest.mark.parametrize(
-    "query", [*IN_CI, *outside_ci(*(each for each in QUERIES if each not in IN_CI))]
-)
+@pytest.mark.parametrize("query", with_rest_in_soak(QUERIES, IN_CI))
 def test_nexmark_with_a_lagging_partition_is_exact(bench: Bench, query: str) -> None:
     found = bench.compare("timestream", query, "lagging", "json", 3)
     assert found.rows > 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness import JOBS
-from lengths import outside_ci
+from lengths import with_rest_in_soak
 from process_session import ProcessSession
 from pyspark.sql import DataFrame, SparkSession
 
@@ -50,7 +50,7 @@ def run(frame: DataFrame, place: Path, available_now: bool) -> None:
 
 
 @pytest.mark.parametrize("read", [of_stream, of_bounded_stream, of_import, of_batch])
-@pytest.mark.parametrize("where", ["127.0.0.1:1", *outside_ci("no.such.host.invalid:9092")])
+@pytest.mark.parametrize("where", with_rest_in_soak(DEAD, ["127.0.0.1:1"]))
 def test_a_query_without_a_broker_fails_in_time_and_names_who_was_asked_and_what_was_said(
     spark: SparkSession, tmp_path: Path, read: Run, where: str
 ) -> None:

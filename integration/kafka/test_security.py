@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker import Record, unique_name
-from lengths import outside_ci
+from lengths import outside_ci, with_rest_in_soak
 from pyspark.sql import SparkSession
 from secured_broker import PASSWORD, USER, SecuredBroker, secured_broker
 
@@ -100,7 +100,6 @@ REASONS = {
     no_encryption: "may want a login (SASL_PLAINTEXT, SASL_SSL) or encryption",
     broken_oauth: "Failed to acquire SASL OAUTHBEARER token: Failed to connect to 127.0.0.1:1",
 }
-OTHER_REASONS = [wrong_password, wrong_mechanism, no_encryption, broken_oauth]
 
 
 def frame(spark: SparkSession, topic: str, options: Options):
@@ -133,11 +132,7 @@ def test_what_is_wrong_with_a_login_or_a_certificate_is_the_message(
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        no_login,
-        missing_ca,
-        *outside_ci(wrong_password, wrong_mechanism, no_encryption, broken_oauth),
-    ],
+    with_rest_in_soak(REASONS, [no_login, missing_ca]),
     ids=lambda wrong: wrong.__name__,
 )
 @pytest.mark.parametrize("native", [True, *outside_ci(False)], ids=["native", "messages"])

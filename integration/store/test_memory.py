@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from lengths import outside_ci
+from lengths import with_rest_in_soak
 
 from pyspark_tseries import TimeSeries
 
@@ -105,9 +105,7 @@ IN_CI = ("every", "stream_from", "latest", "sql", "follow")
 """Each reads in a way of its own; the others choose among the rows that one of these reads."""
 
 
-@pytest.mark.parametrize(
-    "question", [*IN_CI, *outside_ci(*(each for each in QUESTIONS if each not in IN_CI))]
-)
+@pytest.mark.parametrize("question", with_rest_in_soak(QUESTIONS, IN_CI))
 def test_a_question_needs_a_part_of_the_memory_of_a_store(store, question):
     done = ask(store, QUESTIONS[question])
     print(question, done.stderr[-2000:])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lengths import outside_ci
+from lengths import with_rest_in_soak
 from simulation.restored import RestoredWorld
 from simulation.seeds import run_seeds, world_of
 from simulation.store import StoreWorld
@@ -277,9 +277,7 @@ def an_old_attempt_is_not_fenced(patch: Patch) -> None:
 IN_CI = list(BUGS)[::4]
 
 
-@pytest.mark.parametrize(
-    "name", [*IN_CI, *outside_ci(*(name for name in BUGS if name not in IN_CI))]
-)
+@pytest.mark.parametrize("name", with_rest_in_soak(BUGS, IN_CI))
 def test_a_planted_bug_is_found(name: str, monkeypatch: Patch) -> None:
     plant, seeds = BUGS[name]
     plant(monkeypatch)

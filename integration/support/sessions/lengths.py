@@ -7,7 +7,7 @@ some more of the cases than `make test`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -31,6 +31,13 @@ def in_ci(short: T, long: T) -> T:
 def choices(short: Sequence[T], long: Sequence[T]) -> Sequence[T]:
     """The cases that this run tries."""
     return long if FULL_LENGTH else short
+
+
+def with_rest_in_soak(every: Iterable[T], in_ci: Collection[T]) -> list[Any]:
+    """Every case: those of `in_ci` in CI as well, the others as `outside_ci` says."""
+    cases = list(every)
+    rest = outside_ci(*(case for case in cases if case not in in_ci))
+    return [*(case for case in cases if case in in_ci), *rest]
 
 
 def outside_ci(*cases: Any) -> list[Any]:
