@@ -30,12 +30,12 @@ from kept_charts import chart, headlines
 from kept_exactness import exactness
 from kept_results import counts, faults, ratios
 
-from pyspark_timestream.clock.options import TimeOptions
+from pyspark_timestream.clock.time_options import TimeOptions
 from pyspark_timestream.commands.metrics import METRICS
-from pyspark_timestream.core.options import OptionSpec, option_specs
+from pyspark_timestream.core.declarations import OptionSpec, option_specs
 from pyspark_timestream.core.session import HOME, INTERPRETER, SETTINGS
-from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
 
 __all__ = [

@@ -19,11 +19,11 @@ from files_passed import ROOTS
 
 import pyspark_timestream
 import pyspark_tseries
-from pyspark_timestream.clock.options import TimeOptions
-from pyspark_timestream.core.options import option_specs
+from pyspark_timestream.clock.time_options import TimeOptions
+from pyspark_timestream.core.declarations import option_specs
 from pyspark_timestream.core.policies import STORE_POLICIES
-from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 from pyspark_timestream.report import PAGE_COLOURS
 from pyspark_tseries import __main__ as command_line
 from pyspark_tseries.chart.figure import USUAL

@@ -30,7 +30,7 @@ from timestream.oracle import Event, run
 
 import pyspark_timestream
 import pyspark_tseries
-from pyspark_timestream.core.options import OptionSpec, Parser, option_specs
+from pyspark_timestream.core.declarations import OptionSpec, Parser, option_specs
 from pyspark_timestream.core.session import INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 from pyspark_timestream.kafka.diagnosis.history import build_progress

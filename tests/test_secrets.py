@@ -17,7 +17,7 @@ from timestream.progress_events import event
 import pyspark_timestream.__main__ as streams
 import pyspark_tseries.__main__ as stores
 from pyspark_timestream.commands.metrics_export import TimeMetrics
-from pyspark_timestream.core.options import is_secret
+from pyspark_timestream.core.declarations import is_secret
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.keys import REGISTRY_KEYS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_timestream.clock.options import read_time_options
+from pyspark_timestream.clock.time_options import read_time_options
 from pyspark_timestream.core.policies import POLICIES, Policy
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import RECORD_KEYS

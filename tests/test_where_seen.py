@@ -21,7 +21,7 @@ from generate import CONNECTORS
 from pyspark_timestream.commands.explanation import SHOWN_COUNTERS
 from pyspark_timestream.commands.metrics import COUNTER_METRICS
 from pyspark_timestream.commands.watch.case_records import COUNTED
-from pyspark_timestream.core.options import OptionSpec, option_specs
+from pyspark_timestream.core.declarations import OptionSpec, option_specs
 from pyspark_timestream.core.policies import KEEP_ALL, LATE_COUNTERS, POLICIES, Action
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.diagnosis.mistakes import count_lost

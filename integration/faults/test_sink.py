@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from writing import Mark, TopicJob, passed_on
 
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -10,9 +10,9 @@ from confluent_kafka.admin import ResourceType
 from pyspark_timestream import DeliveryFailed, OptionError, ReplayDiffers
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.kafka.writer.ledger import LedgerEntry, Owner
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.kafka.writer.rows import TaskRows
 from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun, _write
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
 
 

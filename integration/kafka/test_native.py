@@ -39,7 +39,7 @@ from pyspark_timestream.kafka.client.native.consumer import (
 from pyspark_timestream.kafka.client.range_reader import CommittedClock, Prefetcher, RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 pytestmark = [

@@ -11,7 +11,7 @@ from broker import Broker, Record
 from pyspark_timestream.kafka.client.range_reader import Prefetcher, RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 pytestmark = pytest.mark.timeout(300)

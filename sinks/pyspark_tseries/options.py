@@ -12,14 +12,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import (
-    MAX_DURATION,
-    MAX_DURATION_US,
-    format_duration,
-    parse_duration,
-    parse_instant,
-)
-from pyspark_timestream.core.options import (
+from pyspark_timestream.core.declarations import (
     BOOLEAN,
     TEXT,
     Parser,
@@ -28,6 +21,13 @@ from pyspark_timestream.core.options import (
     option_specs,
     read_options,
     whole_number,
+)
+from pyspark_timestream.core.instants import (
+    MAX_DURATION,
+    MAX_DURATION_US,
+    format_duration,
+    parse_duration,
+    parse_instant,
 )
 from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES
 from pyspark_timestream.errors import OptionError, compose_message

@@ -22,9 +22,9 @@ from pyspark_timestream.core.adapters import (
     read_definition,
     restore_options,
 )
-from pyspark_timestream.core.options import choice, option, read_options
+from pyspark_timestream.core.declarations import choice, option, read_options
 from pyspark_timestream.errors import OptionError, SchemaRefused
-from pyspark_timestream.kafka.options.options import SPECS
+from pyspark_timestream.kafka.options.kafka_options import SPECS
 
 _VIEW: Final = (
     "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe 'trips', "

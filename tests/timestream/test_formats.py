@@ -16,9 +16,10 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     decode_group_metadata,
     encode_group_metadata,
 )
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
+    ImportedPartition,
+    ImportedTopic,
     MalformedPayloads,
     PartitionOffset,
     StreamOffset,

@@ -8,7 +8,7 @@ import pytest
 import refused_texts
 
 import pyspark_tseries
-from pyspark_timestream.core.options import option_specs
+from pyspark_timestream.core.declarations import option_specs
 from pyspark_timestream.core.policies import (
     LEAVE_OUT_POLICIES,
     STORE_POLICIES,

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_timestream import advance_time
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
 from pyspark_timestream.kafka.writer.ledger import MARKS, Owner
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 
 WINDOWS = "station string, start_time timestamp, cti timestamp"
 

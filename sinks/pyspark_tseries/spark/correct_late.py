@@ -29,8 +29,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pyspark_timestream.core.declarations import quote_column
 from pyspark_timestream.core.instants import format_instant, parse_duration
-from pyspark_timestream.core.options import quote_column
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit

@@ -40,8 +40,8 @@ from pyspark_timestream.core.checkpoint import (
     read_batch_entry,
     resolve_directory,
 )
+from pyspark_timestream.core.declarations import quote_setting
 from pyspark_timestream.core.instants import format_duration, format_instant
-from pyspark_timestream.core.options import quote_setting
 from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
 from pyspark_timestream.errors import CheckpointUnreadable, name_topics
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch, UpdateFailed

@@ -37,7 +37,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from pyspark_timestream.core.options import decode_file_uri
+from pyspark_timestream.core.declarations import decode_file_uri
 from pyspark_timestream.core.processes import begin_in_forks
 from pyspark_timestream.errors import OptionError, compose_message
 from pyspark_tseries.errors import UnusableStore

@@ -17,22 +17,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import DataType, LongType, StructType, TimestampType
 
-from pyspark_timestream.clock.options import (
-    NO_TICKS,
-    Clock,
-    Ticks,
-    TimeOptions,
-    advance_ticks,
-    are_last,
-    compute_cti,
-    compute_simulated_time,
-    compute_tick_times,
-    count_due_ticks,
-    cut_blocks,
-    cut_evenly,
-    find_delivered_range,
-    read_time_options,
-)
+from pyspark_timestream.clock.time_options import TimeOptions, read_time_options
 from pyspark_timestream.core.adapters import HandingReader, hide_tracebacks
 from pyspark_timestream.core.checkpoint import (
     INITIAL_OFFSET,
@@ -45,6 +30,20 @@ from pyspark_timestream.core.checkpoint import (
 from pyspark_timestream.core.instants import INSTANT, format_instant
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import OptionError
+from pyspark_timestream.rules.ticks import (
+    NO_TICKS,
+    Clock,
+    Ticks,
+    advance_ticks,
+    are_last,
+    compute_cti,
+    compute_simulated_time,
+    compute_tick_times,
+    count_due_ticks,
+    cut_blocks,
+    cut_evenly,
+    find_delivered_range,
+)
 
 TIME_SCHEMA: Final = (
     StructType().add("timestamp", TimestampType(), False).add("value", LongType(), False)

@@ -46,7 +46,7 @@ from pyspark_timestream.kafka.offsets.positions import (
     make_start_bound,
 )
 from pyspark_timestream.kafka.options.checks import adapt_to_batch, read_kafka_options
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import CTI_DELAY
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 from pyspark_timestream.kafka.reader_schemas import load_schemas

@@ -35,7 +35,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructField, StructType
 
-from pyspark_timestream.core.options import is_secret
+from pyspark_timestream.core.declarations import is_secret
 from pyspark_timestream.core.processes import leave_out_pandas
 from pyspark_timestream.core.why import is_own_error
 from pyspark_timestream.errors import OptionError, wrap_methods

@@ -40,7 +40,7 @@ def find_mistake(value: Any) -> str | None:
 
     Whole numbers have at most 64 bits, and those whose name ends in `_us` lie in years 1 to 9999.
 
-    >>> from pyspark_timestream.clock.options import Ticks
+    >>> from pyspark_timestream.rules.ticks import Ticks
     >>> find_mistake(Ticks(3, "4")), find_mistake(Ticks(3, 4))
     ("end_exclusive is '4' and not a whole number", None)
     """

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DayTimeIntervalType, LongType, StructField, StructType, TimestampType
 
 from pyspark_timestream.core.checkpoint import WATERMARK_KEY
+from pyspark_timestream.core.declarations import quote_column
 from pyspark_timestream.core.instants import (
     FINAL_US,
     MIN_US,
@@ -25,7 +26,6 @@ from pyspark_timestream.core.instants import (
     format_instant,
     parse_duration,
 )
-from pyspark_timestream.core.options import quote_column
 from pyspark_timestream.core.session import (
     REQUIRED_SETTINGS,
     ZERO_DELAY_SETTING,

@@ -73,7 +73,7 @@ from pyspark_timestream.kafka.options.checks import (
     list_ignored_in_batch,
     read_kafka_options,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, TaskPlan
 from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_readers_of, with_readers
 from pyspark_timestream.kafka.schemas import ReaderSchema

@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     normalize,
 )
 from pyspark_timestream.kafka.decode.records import Projection
-from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.reading import (
     LATEST_SCHEMA,
     SCHEMA_FORMATS,

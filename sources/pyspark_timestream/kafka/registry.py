@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pyspark_timestream.core.options import hide_secrets
+from pyspark_timestream.core.declarations import hide_secrets
 from pyspark_timestream.core.processes import ProcessLock
 from pyspark_timestream.errors import (
     MissingExtra,

@@ -36,7 +36,7 @@ from pyspark_timestream.kafka.decode.records import (
 )
 from pyspark_timestream.kafka.offsets.changes import change_clock
 from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_PAYLOADS, MalformedPayloads
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange
 from pyspark_timestream.rules.clocks import (

@@ -17,14 +17,19 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.options import OptionSpec, make_object, quote_setting, read_options
+from pyspark_timestream.core.declarations import (
+    OptionSpec,
+    make_object,
+    quote_setting,
+    read_options,
+)
 from pyspark_timestream.errors import OptionError, shorten
 from pyspark_timestream.kafka.client.broker import acquire_broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import OPTIONS_BY_SHAPE
+from pyspark_timestream.kafka.options.kafka_options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.keys import read_client_settings
-from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     ASSIGN,
     EARLIEST,

@@ -22,13 +22,13 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
+from pyspark_timestream.core.declarations import hide_secrets
 from pyspark_timestream.core.instants import (
     MILLISECOND_US,
     check_instant,
     from_datetime,
     parse_instant,
 )
-from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import DeliveryFailed, OptionError, compose_message
 from pyspark_timestream.kafka.client.bounded import GRACE_S, CallAbandoned
 from pyspark_timestream.kafka.client.errors import ClientLog, FailureKind, error_text

@@ -24,7 +24,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from pyspark_timestream.core.options import hide_secrets
+from pyspark_timestream.core.declarations import hide_secrets
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
 from pyspark_timestream.kafka.client.bounded import GRACE_S, BoundedClient
 from pyspark_timestream.kafka.client.consumer import open_client

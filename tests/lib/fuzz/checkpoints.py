@@ -19,7 +19,6 @@ from timestream.progress_events import event, offset_of, parse_page
 from fuzz.engine import Chance, Target
 from fuzz.mutations import damage_bytes, damage_json, damage_json_text
 from fuzz.options import any_text
-from pyspark_timestream.clock.options import Ticks
 from pyspark_timestream.commands.explanation import explain_checkpoint
 from pyspark_timestream.commands.metrics_export import TimeMetrics
 from pyspark_timestream.commands.watch.command import format_text, to_json
@@ -35,6 +34,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedPayloads
 from pyspark_timestream.kafka.writer.ledger import LedgerEntry
+from pyspark_timestream.rules.ticks import Ticks
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.read.delivery import Position
 

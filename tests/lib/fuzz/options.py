@@ -17,17 +17,17 @@ import refused_texts
 
 from fuzz.engine import Chance, Finding, Target
 from fuzz.mutations import TEXTS, damage_json_text, damage_text
-from pyspark_timestream.clock.options import TimeOptions, read_time_options
-from pyspark_timestream.core.options import OptionSpec, is_secret, option_specs
-from pyspark_timestream.kafka.decode.where import resolve_condition
+from pyspark_timestream.clock.time_options import TimeOptions, read_time_options
+from pyspark_timestream.core.declarations import OptionSpec, is_secret, option_specs
+from pyspark_timestream.kafka.decode.condition import resolve_condition
 from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.keys import JVM_ONLY, PREFIX, REGISTRY_KEYS, RUNS_CODE
-from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import SettingsSource
 from pyspark_timestream.kafka.options.where import WHERE
 from pyspark_timestream.kafka.reader_schemas import load_schemas
 from pyspark_timestream.kafka.topic_settings import parse_settings, read_topic_settings
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions, read_write_options
 from pyspark_tseries.options import (
     ReadOptions,
     SubscribeOptions,

@@ -13,8 +13,8 @@ from pyspark.sql.functions import col, udf
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
-from pyspark_timestream.clock.options import read_time_options
 from pyspark_timestream.clock.reader import TIME_SCHEMA, TimeStreamReader, TimeTransport
+from pyspark_timestream.clock.time_options import read_time_options
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable, OptionError

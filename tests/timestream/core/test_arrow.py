@@ -35,7 +35,7 @@ from importlib.machinery import ModuleSpec
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 sys.modules["__main__"].__spec__ = ModuleSpec("{_SOURCE_PROCESS}", None)
-from pyspark_timestream.clock.options import read_time_options
+from pyspark_timestream.clock.time_options import read_time_options
 from pyspark_timestream.clock.reader import TimeStreamReader
 
 reader = TimeStreamReader(read_time_options({{"maxCount": "3", "rate": "max"}}), lambda: 0)

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 PURE = [
-    "clock.options",
-    "clock.options",
+    "rules.ticks",
+    "clock.time_options",
     "errors",
     "core.instants",
     "core.checkpoint",
-    "core.options",
+    "core.declarations",
 ]
 IMPORT_WITHOUT = """
 import sys

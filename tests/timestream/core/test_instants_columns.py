@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.clock.options import read_time_options
+from pyspark_timestream.clock.time_options import read_time_options
 from pyspark_timestream.core.instants import (
     FINAL_US,
     MIN_US,

@@ -19,7 +19,7 @@ from pyspark_timestream.errors import (
     ViolationFound,
 )
 from pyspark_timestream.kafka.decode.payload import check_schemas
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.reader_schemas import (
     check_recorded,

@@ -19,7 +19,7 @@ from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka import reader as module
 from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.reader import (
     KafkaStreamReader,

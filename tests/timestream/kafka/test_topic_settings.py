@@ -13,7 +13,7 @@ from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import SPECS
+from pyspark_timestream.kafka.options.kafka_options import SPECS
 from pyspark_timestream.kafka.options.parsers import TIME_SETTINGS
 from pyspark_timestream.kafka.topic_settings import (
     TOPIC_SETTINGS,

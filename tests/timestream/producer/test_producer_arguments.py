@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from pyspark_timestream.core.declarations import hide_secrets
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.core.options import hide_secrets
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.producer.producer import _parse_mark_time, _require_idempotence
 

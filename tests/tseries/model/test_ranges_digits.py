@@ -5,8 +5,8 @@
 import pytest
 from pyspark.sql.datasource import DataSource
 
+from pyspark_timestream.core.declarations import whole_number
 from pyspark_timestream.core.instants import parse_duration, parse_fraction, parse_instant
-from pyspark_timestream.core.options import whole_number
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_tseries.errors import UnusableStore

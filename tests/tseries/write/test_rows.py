@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from pyspark_timestream.core.options import read_options
+from pyspark_timestream.core.declarations import read_options
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, query_schema, table_schema

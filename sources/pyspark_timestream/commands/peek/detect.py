@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.core.options import quote_column
+from pyspark_timestream.core.declarations import quote_column
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,

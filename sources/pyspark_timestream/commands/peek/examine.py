@@ -59,8 +59,8 @@ from pyspark_timestream.kafka.decode.records import (
 )
 from pyspark_timestream.kafka.diagnosis.samples import parse_object, split_name, suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.keys import read_registry_settings
-from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, PayloadRules, Side
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_readers, with_readers

@@ -20,7 +20,7 @@ from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.decode.payload import Payload, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS
 from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.report import cut_text, format_count

@@ -42,7 +42,7 @@ from pyspark_timestream.kafka.client.errors import (
     is_login_refused,
 )
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pyspark_timestream.core.options import hide_secrets
+from pyspark_timestream.core.declarations import hide_secrets
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client.bounded import (
     GRACE_S,
@@ -29,8 +29,8 @@ from pyspark_timestream.kafka.client.bounded import (
 )
 from pyspark_timestream.kafka.client.errors import ClientLog, error_text
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.keys import RECORD_KEYS
-from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from pyspark_timestream.core.options import hide_secrets
+from pyspark_timestream.core.declarations import hide_secrets
 from pyspark_timestream.core.processes import ProcessLock
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client.bounded import CallAbandoned

@@ -65,7 +65,7 @@ from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks, drop_clock
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 _LOG: Final = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ import pyarrow as pa
 from pyspark_timestream.core.arrow import name_struct_of_spark
 from pyspark_timestream.core.policies import KINDS, POLICIES, name_any
 from pyspark_timestream.errors import CheckpointMismatch, OptionError, SchemaRefused
+from pyspark_timestream.kafka.decode.condition import Condition, resolve_condition
 from pyspark_timestream.kafka.decode.convert import contains
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
-from pyspark_timestream.kafka.decode.where import Condition, resolve_condition
-from pyspark_timestream.kafka.options.options import CTI_SOURCES, KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import CTI_SOURCES, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     PATH_FORM,
     Path,

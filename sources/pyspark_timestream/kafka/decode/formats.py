@@ -33,7 +33,7 @@ from pyspark_timestream.kafka.decode.records import (
     take_header_values,
     to_mask,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import PayloadRules
 from pyspark_timestream.kafka.schemas import AVRO, JSON, PROTOBUF, ReaderSchema, RegisteredSchema
 

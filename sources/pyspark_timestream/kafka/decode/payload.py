@@ -45,7 +45,7 @@ from pyspark_timestream.kafka.decode.records import (
     to_mask,
     to_texts,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import PayloadRules, Side
 from pyspark_timestream.kafka.ranges import Partition

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import INSTANT, Bytes, Integers, Mask
-from pyspark_timestream.kafka.decode.where import Condition
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.decode.condition import Condition
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path
 from pyspark_timestream.kafka.ranges import OffsetRange
 

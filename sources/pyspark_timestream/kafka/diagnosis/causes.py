@@ -45,8 +45,7 @@ from pyspark_timestream.kafka.diagnosis.mistakes import (
     makes_ctis,
     report_clocks_ahead,
 )
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
-from pyspark_timestream.kafka.offsets.offset import StreamOffset
+from pyspark_timestream.kafka.offsets.offset import ImportedTopic, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import PartitionClock, has_reached, max_known, min_cti
 

@@ -32,7 +32,7 @@ from pyspark_timestream.kafka.decode.records import (
     RecordBlock,
     RequestedFields,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     Path,
     TimeFrom,

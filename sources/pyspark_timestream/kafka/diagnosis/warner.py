@@ -39,7 +39,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     Warnings,
 )
 from pyspark_timestream.kafka.offsets.positions import name_other_unit
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step

@@ -55,13 +55,13 @@ from pyspark_timestream.kafka.offsets.changes import (
     find_change,
 )
 from pyspark_timestream.kafka.offsets.group_metadata import group_name
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.next_offset import (
     carry_over,
     plan_first_offset,
     plan_next_offset,
 )
 from pyspark_timestream.kafka.offsets.offset import (
+    ImportedTopic,
     StreamOffset,
     check_stream_offset,
     read_recorded_offset,
@@ -85,7 +85,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     has_new_import,
 )
 from pyspark_timestream.kafka.offsets.tasks import join_batches
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
 from pyspark_timestream.kafka.reader_schemas import pin_readers_of
 from pyspark_timestream.kafka.schemas import ReaderSchema

@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, StreamOffset
 from pyspark_timestream.kafka.offsets.positions import find_recreated_topics
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, compute_end_clock
 from pyspark_timestream.rules.clocks import PartitionClock

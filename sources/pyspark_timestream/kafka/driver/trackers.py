@@ -26,13 +26,13 @@ from pyspark_timestream.errors import BrokerUnreachable, OptionError, name_topic
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.decode.records import ReadRange
 from pyspark_timestream.kafka.offsets.changes import change_clock
-from pyspark_timestream.kafka.offsets.imported_ctis import (
+from pyspark_timestream.kafka.offsets.offset import (
     ImportedPartition,
     ImportedTopic,
+    PartitionOffset,
     advance_partition,
     merge_topic_cti,
 )
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
     find_recreated_topics,
@@ -44,7 +44,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     find_idle,
     find_newly_idle,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import follow_clock

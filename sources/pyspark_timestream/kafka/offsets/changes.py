@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
-from pyspark_timestream.core.options import quote_setting
-from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
+from pyspark_timestream.core.declarations import quote_setting
+from pyspark_timestream.kafka.options.kafka_options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import NOW
 from pyspark_timestream.rules.clocks import PartitionClock, change_rules
 

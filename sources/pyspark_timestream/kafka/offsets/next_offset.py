@@ -12,11 +12,13 @@ from typing import Final
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.changes import ClockChange, keep_changes
-from pyspark_timestream.kafka.offsets.imported_ctis import Pending, defer, release
 from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
+    Pending,
     StreamOffset,
     Warnings,
+    defer,
+    release,
 )
 from pyspark_timestream.kafka.offsets.positions import (
     align_ends,

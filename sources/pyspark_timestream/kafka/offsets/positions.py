@@ -22,7 +22,7 @@ from pyspark_timestream.core.instants import PROBABLE_US, format_instant
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost, OptionError
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import MaxSkew, StreamState
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import PartitionClock, compute_stream_cti, has_reached

@@ -11,14 +11,14 @@ from typing import Final
 
 from pyspark_timestream.core.instants import MIN_US
 from pyspark_timestream.kafka.offsets.changes import NewRules
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_PAYLOADS,
+    ImportedTopic,
     MalformedPayloads,
     PartitionOffset,
     StreamOffset,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import PartitionClock, find_max_proven, max_known
 

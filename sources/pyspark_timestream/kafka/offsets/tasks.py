@@ -27,7 +27,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.changes import ClockChange, settings_before
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.positions import check_order
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange, cut_ranges
 from pyspark_timestream.rules.clocks import MinOfOthers, PartitionClock, find_min_of_others
 

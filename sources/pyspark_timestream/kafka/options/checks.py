@@ -8,20 +8,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from pyspark_timestream.clock.options import TimeOptions
-from pyspark_timestream.core.instants import TICK_US, format_instant
-from pyspark_timestream.core.options import (
+from pyspark_timestream.clock.time_options import TimeOptions
+from pyspark_timestream.core.declarations import (
     option_specs,
     read_options,
 )
+from pyspark_timestream.core.instants import TICK_US, format_instant
 from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.options.kafka_options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.keys import (
     FOREIGN_PREFIX,
     PREFIX,
     read_client_settings,
     read_registry_settings,
 )
-from pyspark_timestream.kafka.options.options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency
 from pyspark_timestream.kafka.options.reading import (
     LATEST_SCHEMA,

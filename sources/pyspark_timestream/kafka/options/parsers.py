@@ -12,6 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeGuard
 
+from pyspark_timestream.core.declarations import (
+    Parser,
+    decode_file_uri,
+    make_object,
+    quote_column,
+    whole_number,
+)
 from pyspark_timestream.core.instants import (
     MAX_DURATION,
     MAX_DURATION_US,
@@ -19,13 +26,6 @@ from pyspark_timestream.core.instants import (
     format_instant,
     parse_duration,
     parse_instant,
-)
-from pyspark_timestream.core.options import (
-    Parser,
-    decode_file_uri,
-    make_object,
-    quote_column,
-    whole_number,
 )
 from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
 

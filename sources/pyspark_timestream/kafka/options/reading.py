@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from pyspark_timestream.core.options import (
+from pyspark_timestream.core.declarations import (
     BOOLEAN,
     Parser,
     choice,

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from pyspark_timestream.core.arrow import MAX_DIGITS
-from pyspark_timestream.core.options import Parser
+from pyspark_timestream.core.declarations import Parser
 from pyspark_timestream.errors import MissingExtra
 
 

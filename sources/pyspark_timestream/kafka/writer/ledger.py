@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.errors import ReplayDiffers
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 
 _ANY_TOPIC: Final = "*"
 """Stands for the topic in a group's name if a column names the topics; no topic has this name."""

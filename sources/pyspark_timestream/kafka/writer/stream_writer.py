@@ -52,13 +52,13 @@ from pyspark_timestream.kafka.writer.ledger import (
     check_row_count,
     check_written,
 )
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_timestream.kafka.writer.rows import (
     TOPIC_COLUMN,
     TaskRows,
     check_record_columns,
     find_cti_source,
 )
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions, read_write_options
 from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
 from pyspark_timestream.rules.marks import Headers, Writer
 

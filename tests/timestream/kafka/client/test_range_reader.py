@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.client.errors import BrokerFailure, ClientLog, Ret
 from pyspark_timestream.kafka.client.range_reader import CommittedClock, RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 SPAN = OffsetRange(Partition("t", 0), 10, 20)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from timestream.builders import at, block, options
 
+from pyspark_timestream.core.declarations import option_specs
 from pyspark_timestream.core.instants import format_instant, parse_instant
-from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.diagnosis.causes import diagnose, find_warnings
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.samples import describe_malformed
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.rules.clocks import PartitionClock
 from pyspark_timestream.rules.step import step
 

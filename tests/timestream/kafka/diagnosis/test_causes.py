@@ -23,9 +23,10 @@ from pyspark_timestream.commands.explanation import explain_stream, format_strea
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose, find_warnings
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, name_partitions
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
+    ImportedPartition,
+    ImportedTopic,
     MalformedPayloads,
 )
 from pyspark_timestream.rules.clocks import WriterState

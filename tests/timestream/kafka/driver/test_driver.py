@@ -23,8 +23,12 @@ from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
-from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import (
+    ImportedPartition,
+    ImportedTopic,
+    MalformedPayloads,
+    StreamOffset,
+)
 from pyspark_timestream.kafka.ranges import OffsetRange
 from pyspark_timestream.kafka.reader import KafkaStreamReader
 from pyspark_timestream.rules.clocks import PartitionClock

@@ -12,8 +12,12 @@ from timestream.driven import FakeBroker, unreadable
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import (
+    ImportedPartition,
+    ImportedTopic,
+    PartitionOffset,
+    StreamOffset,
+)
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import OffsetRange, assign_tasks
 from pyspark_timestream.kafka.reader import KafkaStreamReader

@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 from timestream.builders import at, next_offset
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import (
+    ImportedPartition,
+    ImportedTopic,
+    PartitionOffset,
+    StreamOffset,
+)
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     RunContext,

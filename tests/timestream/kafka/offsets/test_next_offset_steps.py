@@ -7,8 +7,7 @@ from timestream.builders import at, first_offset, next_offset
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
-from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import ImportedTopic, PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.rules.clocks import PartitionClock

@@ -10,9 +10,10 @@ from timestream.builders import at
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, check_offset, is_initial_offset
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
+    ImportedPartition,
+    ImportedTopic,
     MalformedPayloads,
     PartitionOffset,
     StreamOffset,

@@ -7,7 +7,7 @@ import pytest
 from timestream.builders import GIVEN, options
 
 from pyspark_timestream import OptionError
-from pyspark_timestream.clock.options import read_time_options
+from pyspark_timestream.clock.time_options import read_time_options
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import REGISTRY_KEYS, read_registry_settings
 

@@ -13,7 +13,7 @@ from pyspark_timestream.kafka.writer.ledger import (
     check_row_count,
     check_written,
 )
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 
 PLACE = Owner("t/0/w", "t/0/w/q")
 NUMBER = st.integers(0, 2**40)

@@ -22,9 +22,9 @@ from pyspark_timestream.kafka.client import bounded
 from pyspark_timestream.kafka.client.errors import RetryBudget
 from pyspark_timestream.kafka.writer import rows, stream_writer
 from pyspark_timestream.kafka.writer.ledger import MARKS, Owner
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.kafka.writer.rows import TaskRows
 from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun
+from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 from pyspark_timestream.producer import transactions
 from pyspark_timestream.producer.transactions import read_entries
 

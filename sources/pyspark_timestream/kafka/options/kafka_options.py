@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pyspark_timestream.core.instants import TIME_UNITS
-from pyspark_timestream.core.options import (
+from pyspark_timestream.core.declarations import (
     BOOLEAN,
     TEXT,
     OptionSpec,
@@ -14,6 +13,7 @@ from pyspark_timestream.core.options import (
     option_specs,
     pinned_settings,
 )
+from pyspark_timestream.core.instants import TIME_UNITS
 from pyspark_timestream.core.policies import (
     DEFAULT_FUTURE_POLICY,
     DEFAULT_POLICY,

@@ -10,7 +10,7 @@ from timestream.builders import INSTANT, options, projection
 from timestream.conditions import COLUMNS, random_condition, random_table
 
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.decode.where import resolve_condition
+from pyspark_timestream.kafka.decode.condition import resolve_condition
 from pyspark_timestream.kafka.options.where import WHERE
 
 KINDS = {name: kind for name, (kind, _) in COLUMNS.items()}

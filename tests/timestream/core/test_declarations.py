@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from pyspark_timestream.clock.options import TimeOptions
-from pyspark_timestream.core.options import (
+from pyspark_timestream.clock.time_options import TimeOptions
+from pyspark_timestream.core.declarations import (
     BOOLEAN,
     TEXT,
     choice,
@@ -14,7 +14,7 @@ from pyspark_timestream.core.options import (
     pinned_settings,
     whole_number,
 )
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
 
 CLASSES = [TimeOptions, KafkaOptions, WriteOptions, ReadOptions, SubscribeOptions]

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from timestream.conditions import random_condition, random_table
 
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.decode.where import resolve_condition
+from pyspark_timestream.kafka.decode.condition import resolve_condition
 from pyspark_timestream.kafka.options.where import WHERE
 
 pytestmark = pytest.mark.spark

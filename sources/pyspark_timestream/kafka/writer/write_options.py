@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from pyspark_timestream.core.declarations import Parser, choice, option, option_specs, read_options
 from pyspark_timestream.core.instants import (
     FINAL_US,
     MILLISECOND_US,
     MIN_US,
 )
-from pyspark_timestream.core.options import Parser, choice, option, option_specs, read_options
 from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.keys import is_idempotent, read_client_settings
-from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import ANY_NAME, MARK_DELAY
 from pyspark_timestream.rules.marks import is_writer_name
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.clock.options import (
+from pyspark_timestream.core.instants import FINAL_US, MIN_US, parse_instant
+from pyspark_timestream.rules.ticks import (
     BLOCK_TICKS,
     MAX_PERIOD_DENOMINATOR,
     NO_TICKS,
@@ -27,7 +28,6 @@ from pyspark_timestream.clock.options import (
     find_delivered_range,
     fits_calendar,
 )
-from pyspark_timestream.core.instants import FINAL_US, MIN_US, parse_instant
 
 SECOND = 1_000_000
 # A busy machine is no counterexample.

@@ -7,11 +7,11 @@ import refused_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.clock.options import TimeOptions, format_fraction, read_time_options
+from pyspark_timestream.clock.time_options import TimeOptions, format_fraction, read_time_options
+from pyspark_timestream.core.declarations import option_specs
 from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_fraction
-from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.source import DefaultSource
 
 DECLARED = list(option_specs(TimeOptions).values())

@@ -4,7 +4,7 @@ import pytest
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.writer.options import read_write_options
+from pyspark_timestream.kafka.writer.write_options import read_write_options
 
 GIVEN = {"transport": "kafka", "kafka.bootstrap.servers": "b:9092", "topic": "t", "writer": "w"}
 

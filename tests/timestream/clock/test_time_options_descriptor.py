@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from pyspark_timestream.clock.options import (
+from pyspark_timestream.clock.time_options import (
     CARRIED_OPTIONS,
     JSON_TYPES,
     TimeOptions,

@@ -7,13 +7,13 @@ import pytest
 import refused_texts
 from timestream.builders import GIVEN, at, options
 
+from pyspark_timestream.core.declarations import option_specs
 from pyspark_timestream.core.instants import parse_duration
-from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.driver.trackers import derive_import_options
 from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.keys import RECORD_KEYS
-from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency, TimeFrom
 from pyspark_timestream.rules.clocks import TimeRules
 from pyspark_timestream.source import DefaultSource
