@@ -101,20 +101,22 @@ test test-more test-4.2 integration: export PYSPARK_SUBMIT_ARGS := --conf spark.
 test: WORKERS := -n 4 --dist worksteal --durations=25
 # One session of Spark gains less by kept classes than it takes to make them, so none are made.
 test: java $(READY) ## the fast tests: all rules, and a store or a stream of Spark for each thing that users rely on
-	$(BIN)/python -m pytest tests -m "(not session and not disk or everyday) and not thorough and not soak" $(WORKERS) $(RERUNS)
+	$(BIN)/python -m pytest tests -m "(not session and not disk or everyday) and not thorough and not outside_ci and not soak" $(WORKERS) $(RERUNS)
 
-test-more: java $(CLASSES) ## the other tests with a store, Spark or an S3 server, and those that kill, damage, crowd memory or plant bugs
-	$(BIN)/python -m pytest tests -m "((session or disk) and not everyday or thorough) and not soak" $(WORKERS) $(RERUNS)
+# `.ci/run` has time for a part, which SHORT=1 chooses; `ci.yml` has a machine for each recipe.
+test-more integration: FEWER := $(if $(SHORT), and not outside_ci)
+test-4.2: FEWER := $(if $(SHORT), and not outside_ci and (everyday or not session))
 
-# `.ci/run` has no time for most sessions on the oldest Spark; `ci.yml` has machines of their own.
-test-4.2: FEW := $(if $(EVERYDAY), and (everyday or not session))
+test-more: java $(CLASSES) ## the other tests with a store, Spark or an S3 server, and those that kill, damage, crowd memory or plant bugs; SHORT=1: without the longest
+	$(BIN)/python -m pytest tests -m "((session or disk) and not everyday or thorough or outside_ci) and not soak$(FEWER)" $(WORKERS) $(RERUNS)
+
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
-test-4.2: java $(READY42) ## the fast tests that touch Spark or pandas, on the oldest Spark that is supported and on pandas 2; with EVERYDAY=1 few of those that start Spark
-	$(VENV42)/bin/python -m pytest tests -m "(spark or pandas) and not soak$(FEW)" $(WORKERS) $(RERUNS)
+test-4.2: java $(READY42) ## the fast tests that touch Spark or pandas, on the oldest Spark that is supported and on pandas 2; SHORT=1: with few of those that start Spark
+	$(VENV42)/bin/python -m pytest tests -m "(spark or pandas) and not soak$(FEWER)" $(WORKERS) $(RERUNS)
 
-integration: java $(CLASSES) ## the real thing: a Kafka broker, kills, restarts, a cluster
-	$(BIN)/python -m pytest integration -m "not soak" $(WORKERS) $(RERUNS)
+integration: java $(CLASSES) ## the real thing: a Kafka broker, kills, restarts, a cluster; SHORT=1: without the longest
+	$(BIN)/python -m pytest integration -m "not soak$(FEWER)" $(WORKERS) $(RERUNS)
 
 beside-spark: java $(READY) ## all cases of Spark's own Kafka suites, by its source and by ours; one of each kind is part of CI
 	$(BIN)/python -m pytest integration/spark/test_beside_*.py integration/spark/test_watermark.py $(RERUNS)

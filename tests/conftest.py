@@ -53,7 +53,7 @@ def mark_disks(items: list[pytest.Item]) -> None:
     """
     seen = set()
     for item in items:
-        others = any(map(item.get_closest_marker, ("session", "thorough", "soak")))
+        others = any(map(item.get_closest_marker, ("session", "thorough", "outside_ci", "soak")))
         on_disk = "tmp_path" in getattr(item, "fixturenames", ())
         if others or not on_disk or STORES not in item.path.parents:
             continue

@@ -87,6 +87,10 @@ def test_the_service_container_is_the_broker_of_the_tests() -> None:
         ("disk",),
         ("disk", "everyday"),
         ("disk", "thorough"),
+        ("outside_ci",),
+        ("session", "outside_ci"),
+        ("session", "everyday", "outside_ci"),
+        ("disk", "thorough", "outside_ci"),
     ],
 )
 def test_a_test_is_in_one_of_two_targets_unless_it_is_long(
@@ -94,9 +98,14 @@ def test_a_test_is_in_one_of_two_targets_unless_it_is_long(
 ) -> None:
     lines = re.findall(r'^\t\S+ -m pytest tests -m "(.*?)"', read("Makefile"), re.MULTILINE)
     chosen = [line for line in lines if "everyday" in line]
-    kinds = ("session", "disk", "everyday", "thorough")
+    kinds = ("session", "disk", "everyday", "thorough", "outside_ci")
     names = {name: name in marks for name in kinds} | {"soak": long}
-    assert sum(bool(eval(line, {}, names)) for line in chosen) == (0 if long else 1)
+    (short,) = re.findall(
+        r"^test-more integration: FEWER := \$\(if \$\(SHORT\),(.*)\)$", read("Makefile"), re.M
+    )
+    for fewer, left_out in (("", long), (short, long or "outside_ci" in marks)):
+        found = [bool(eval(line.replace("$(FEWER)", fewer), {}, names)) for line in chosen]
+        assert sum(found) == (0 if left_out else 1)
     assert len(chosen) == 2
 
 

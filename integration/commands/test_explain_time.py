@@ -64,6 +64,7 @@ def wait_for(query: StreamingQuery, condition: Callable[[], bool], seconds: floa
         time.sleep(0.2)
 
 
+@pytest.mark.outside_ci
 def test_an_idle_partition_is_named_while_the_query_runs_and_since_when(stream) -> None:
     made = stream([event(1, 1), event(2)], partitions=2, ctiFrequency=1)
     run(made)
@@ -250,6 +251,7 @@ def test_a_run_of_one_batch_is_told_that_it_has_no_end(stream) -> None:
     assert diagnosis(made).kind is Kind.ENDED
 
 
+@pytest.mark.outside_ci
 def test_only_the_stream_that_the_mistake_is_made_with_is_told_of_it(stream) -> None:
     one, other = stream([event(1)], ctiFrequency=1), stream([event(1)], ctiFrequency=1)
     left = advance_time(one.load(), releases="rows").select("value")
@@ -277,6 +279,7 @@ def test_ctis_that_never_reach_the_watermark_are_the_headline_not_an_end_without
     assert diagnosis(right).kind is Kind.ENDED
 
 
+@pytest.mark.outside_ci
 @pytest.mark.parametrize(("partitions", "is_noted"), [("40", True), *outside_ci(("4", False))])
 def test_a_small_state_in_many_partitions_is_noted_until_they_are_few(
     stream, spark: SparkSession, partitions: str, is_noted: bool
@@ -308,6 +311,7 @@ def marked(second: float, writer: str, mark: str | None = None, partition: int =
     return event(second, partition)._replace(headers=headers)
 
 
+@pytest.mark.outside_ci
 def test_a_silent_writer_is_named_until_it_marks_again(stream) -> None:
     made = stream([marked(3, "b"), marked(4, "a"), marked(9, "a")], ctiHeader="now")
     run(made)
@@ -332,6 +336,7 @@ def test_a_writer_that_is_waited_for_is_named(stream) -> None:
     assert "no mark yet" in diagnosis(made).text
 
 
+@pytest.mark.outside_ci
 def test_a_late_import_is_named_by_its_topic_until_it_comes(stream) -> None:
     clock = stream([])
     made = stream(

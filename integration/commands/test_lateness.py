@@ -152,6 +152,7 @@ def test_the_command_shows_the_ladder_and_the_options_to_paste(filled, options, 
     assert table["late"].to_pylist()[-1] == 0
 
 
+@pytest.mark.outside_ci
 def test_the_last_hours_are_read_as_a_query_from_there_would(filled, options, lateness) -> None:
     records = [
         Record(json.dumps({"departed": DAY_MS + ms}), None, part, DAY_MS + ms)

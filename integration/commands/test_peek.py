@@ -259,6 +259,7 @@ def test_the_message_of_protobuf_frames_is_named_where_it_is_not_the_first(
     assert found.options["valueMessage"] == "shop.Trip"
 
 
+@pytest.mark.outside_ci
 def test_json_schema_frames_are_json_with_framing(filled, peek, registry, spark) -> None:
     number = registry.register("any", '{"type": "object"}', "JSON")
     name = filled([framed(number, as_json(n)) for n in range(3)])
@@ -268,6 +269,7 @@ def test_json_schema_frames_are_json_with_framing(filled, peek, registry, spark)
     assert sorted(row["payload.origin"] for row in rows) == ["A0", "A1", "A2"]
 
 
+@pytest.mark.outside_ci
 def test_binary_rubbish_is_shown_as_its_first_bytes(filled, peek, registry, spark) -> None:
     values = [bytes([200 + n]) * 40 for n in range(3)]
     printed = shown(peek(name := filled(values), "--schema-registry", registry.url))

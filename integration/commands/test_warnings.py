@@ -162,6 +162,7 @@ def test_each_mistake_is_one_warn_line_of_the_drivers_log_over_all_restarts(told
     assert len(lines) == len(CASES) + 1
 
 
+@pytest.mark.outside_ci
 def test_a_quiet_partition_is_warned_of_after_half_a_minute_until_it_has_records_again(
     spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def address_in(printed: str) -> str:
     return found[1]
 
 
+@pytest.mark.outside_ci
 def test_readme_example_beside_the_demo_prints_readmes_result(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         printed = printed_until(process, LAST_LINE)
@@ -59,6 +60,7 @@ def test_demo_that_is_killed_leaves_no_broker(tmp_path: Path) -> None:
     assert ends(lambda: list(find_processes(tmp_path)) or list(tmp_path.glob("timestream-demo-*")))
 
 
+@pytest.mark.outside_ci
 @pytest.mark.soak
 def test_demos_that_start_at_the_same_time_have_ports_of_their_own(tmp_path: Path) -> None:
     for name in ("one", "other"):

@@ -92,6 +92,7 @@ def run(
     )  # fmt: skip
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(300)
 def test_first_program_without_a_virtual_environment_on_path_runs(
     tmp_path: Path, foreign: dict[str, str]
@@ -111,6 +112,7 @@ def test_session_built_before_with_a_foreign_interpreter_is_told_by_name(
     assert f"PYSPARK_PYTHON={sys.executable} in its environment" in refusal
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(300)
 def test_spark_submit_with_the_interpreter_in_its_environment_keeps_its_own_settings(
     tmp_path: Path, foreign: dict[str, str]

@@ -36,6 +36,7 @@ def check(row: list[str], kept: int) -> None:
     assert row[3:] == [f"{kept:,}", str(MINUTES - kept)]
 
 
+@pytest.mark.outside_ci
 def test_the_same_delay_keeps_less_but_the_same_in_any_batches(
     both: tuple[Source, Source], broker: Broker, topic: Callable[..., str]
 ) -> None:

@@ -24,6 +24,7 @@ def shown(notebook: nbformat.NotebookNode) -> list[tuple[str, Any]]:
     return [(cell.source, cell.get("outputs")) for cell in notebook.cells]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(600)
 def test_the_notebook_runs_without_a_traceback_and_shows_what_it_showed(tmp_path: Path) -> None:
     stored = nbformat.read(NOTEBOOK, as_version=4)

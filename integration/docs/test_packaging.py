@@ -33,6 +33,7 @@ assert version == pyspark_timestream.__version__ == pyspark_tseries.__version__,
 """
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(900)
 def test_a_built_wheel_works_in_a_clean_environment(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)

@@ -40,8 +40,15 @@ S3 = "docs/how-to/s3.md"
 MARKS = "docs/how-to/writers-marks.md"
 CONNECT = "docs/how-to/spark-connect.md"
 HAS_ITS_OWN_TEST = (LATE_ROWS, S3, MARKS, CONNECT)
-SLOW = ("docs/how-to/backfill.md",)
-"""Its batches of ten minutes are more than a hundred."""
+SLOW = tuple(
+    f"docs/how-to/{name}.md"
+    for name in (
+        "avro-and-protobuf", "backfill", "chain-through-a-store", "change-the-clock",
+        "correct-late-rows", "fold-windows", "idle-partitions", "replay", "restarts",
+        "session-windows", "use-sql", "write-to-kafka",
+    )
+)  # fmt: skip
+"""Each takes more than ten seconds; the batches of a backfill are more than a hundred."""
 
 PRINTED = {"README.md": ["=> the stream has ended"]}
 """What a page prints of the records that only this test has, beside what the page itself says."""
@@ -176,6 +183,7 @@ def test_every_block_of_a_page_runs_and_prints_what_it_says(page: str, reader: R
         assert text in printed
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(600)
 def test_late_rows_are_kept_beside_those_in_time_and_a_second_run_goes_on(reader: Reader) -> None:
     reader.paste(LATE_ROWS)
@@ -197,6 +205,7 @@ def test_no_two_pages_write_to_one_place() -> None:
     assert {place: found for place, found in places.items() if len(found) > 1} == {}
 
 
+@pytest.mark.outside_ci
 def test_the_page_on_s3_runs_against_a_server_of_this_machine(
     reader: Reader,
     bucket: Bucket,  # noqa: F811 the fixture
@@ -253,6 +262,7 @@ def test_make_run_says_what_it_does_and_its_hint_runs_as_printed(tmp_path: Path)
     assert "attic" in run_hint(done.stdout, tmp_path)
 
 
+@pytest.mark.outside_ci
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_make_run_flights_shows_each_step_and_its_hint_reads_its_store(
@@ -291,6 +301,7 @@ def run_hint(printed: str, place: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.outside_ci
 def test_a_write_in_another_thread_works_as_the_limits_say(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def files_and_processes(owner: int) -> list[str]:
     return directories + [line for line in map(" ".join, found) if mark in line]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.parametrize(
     "number", choices([signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 )

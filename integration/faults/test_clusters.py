@@ -28,7 +28,7 @@ from corrected_hours import expected_hours, in_force, late_flights, missing_flig
 from flights import produce_flights
 from harness import InBatch, Job, between_sink_and_checkpoint, run_to_end, run_until
 from kafka_query import event, seconds
-from lengths import choices, repetitions
+from lengths import choices, outside_ci, repetitions
 from running_stream import offset_of
 from store_chain import chain_topics, check_chain
 from writing import WriteProgress
@@ -49,7 +49,7 @@ class Ran(NamedTuple):
     """The CTI to which the clock had moved the quiet topic before more came."""
 
 
-@pytest.fixture(scope="module", params=choices(["chain"], JOBS))
+@pytest.fixture(scope="module", params=choices(outside_ci("chain"), JOBS))
 def ran(
     request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ran]:

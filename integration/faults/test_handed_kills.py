@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.parametrize("is_written", [True, *outside_ci(False)], ids=["written", "planned"])
 def test_a_kill_in_a_handed_batch_loses_and_doubles_nothing(
     spark: SparkSession, broker: Broker, topic, tmp_path: Path, is_written: bool

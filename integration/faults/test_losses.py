@@ -76,6 +76,7 @@ def test_a_topic_that_was_hidden_is_read_on_where_it_was_and_no_row_comes_twice(
     ]
 
 
+@pytest.mark.outside_ci
 def test_a_log_that_lost_its_last_record_is_read_on_from_its_new_end(
     spark: SparkSession, tmp_path: Path
 ) -> None:

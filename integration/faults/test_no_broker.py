@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from harness import JOBS
-from lengths import with_rest_in_soak
+from lengths import with_rest_outside_ci
 from process_session import ProcessSession
 from pyspark.sql import DataFrame, SparkSession
 
@@ -50,7 +50,7 @@ def run(frame: DataFrame, place: Path, available_now: bool) -> None:
 
 
 @pytest.mark.parametrize("read", [of_stream, of_bounded_stream, of_import, of_batch])
-@pytest.mark.parametrize("where", with_rest_in_soak(DEAD, ["127.0.0.1:1"]))
+@pytest.mark.parametrize("where", with_rest_outside_ci(DEAD, ["127.0.0.1:1"]))
 def test_a_query_without_a_broker_fails_in_time_and_names_who_was_asked_and_what_was_said(
     spark: SparkSession, tmp_path: Path, read: Run, where: str
 ) -> None:

@@ -101,6 +101,7 @@ def test_an_older_store_is_refused_and_the_query_writes_again_what_is_lost(
     assert values(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.outside_ci
 def test_store_and_checkpoint_of_one_backup_simply_go_on(tmp_path: Path, source: DataFrame) -> None:
     run(tmp_path, source)
     back_up(tmp_path)
@@ -111,6 +112,7 @@ def test_store_and_checkpoint_of_one_backup_simply_go_on(tmp_path: Path, source:
     assert values(tmp_path) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.outside_ci
 def test_averages_of_windows_that_come_again_are_the_same_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_averages_of_windows_that_come_again_are_the_same_rows(
     assert describe(str(tmp_path / "s"))["events"] == events == 9
 
 
+@pytest.mark.outside_ci
 def test_a_numbered_write_is_refused_below_its_last_version(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ SERIES = [f"s{number}" for number in range(6)]
 STEP = timedelta(seconds=15)
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(60 + 30 * KILLS)
 def test_a_rollup_has_each_bucket_and_each_correction_once_at_any_kill(tmp_path: Path) -> None:
     source = TimeSeries.create(tmp_path / "source", {"value": pa.float64()}, "unlimited", "carl")

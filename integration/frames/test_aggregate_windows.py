@@ -116,6 +116,7 @@ CASES = {
 }
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("case", "window", "slide"),
@@ -229,6 +230,7 @@ def test_kills_in_flight_neither_lose_nor_double_what_is_folded(
     assert comparable(spark.read.parquet(str(rows)).collect()) == comparable(wanted.collect())
 
 
+@pytest.mark.outside_ci
 def test_a_row_before_1970_and_a_sum_that_is_too_large_fail_as_in_the_plain_query(stream) -> None:
     columns = "minutes long, start_time timestamp, cti timestamp"
     options = {"ctiFrequency": "1", "valueFormat": "json", "startTime": "at", "finalCti": "true"}

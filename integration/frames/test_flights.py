@@ -20,7 +20,7 @@ from flights import arguments, flights_job, produce_flights, source_counters, st
 from flights_data import FLIGHTS, expected_hours, flights, judge_flights, kept_rows
 from flights_payloads import ENCODINGS
 from harness import InBatch, between_sink_and_checkpoint, run_killed, run_to_end, run_until
-from lengths import choices, outside_ci, repetitions, with_rest_in_soak
+from lengths import choices, outside_ci, repetitions, with_rest_outside_ci
 from pyspark.sql import SparkSession
 from schema_registry import SchemaRegistryStub, serve_schema_registry
 
@@ -142,6 +142,7 @@ def truth(frequency: str, delay: str) -> tuple[list[tuple], dict[str, int]]:
     return expected, counters
 
 
+@pytest.mark.outside_ci
 def test_every_hour_equals_duckdb_over_the_rows_that_the_rules_keep(whole, ran, topic) -> None:
     expected, counters = truth(DROPPING["cti_frequency"], DROPPING["cti_delay"])
     assert counters["dropped"] > 1_000
@@ -181,9 +182,10 @@ def test_tasks_and_batch_sizes_change_nothing(ran, topic, whole, options) -> Non
 
 
 # Of milliseconds tests/timestream/kafka/decode/avro reads the same values as of microseconds.
+@pytest.mark.outside_ci
 @pytest.mark.parametrize(
     "encoding",
-    with_rest_in_soak(TYPED, ["avro"]),
+    with_rest_outside_ci(TYPED, ["avro"]),
 )
 def test_the_same_flights_in_any_format_give_the_same_store(ran, topics, part, encoding) -> None:
     topic, options = topics(encoding, count=PART)

@@ -32,6 +32,7 @@ def test_a_slow_stream_gets_the_ctis_of_a_fast_one_and_loses_its_own(stream) -> 
     assert [row.violation for row in rows if row.cti is None] == [None, "late"]
 
 
+@pytest.mark.outside_ci
 def test_a_slow_stream_without_ctis_is_released_as_the_fast_one_comes(stream) -> None:
     slow = stream([event(s) for s in (1, 12, 2, 21)])
     fast = stream([event(s) for s in (3, 19.999, 20)], ctiFrequency=1)
@@ -42,6 +43,7 @@ def test_a_slow_stream_without_ctis_is_released_as_the_fast_one_comes(stream) ->
     assert sorted((seconds(row.start), row["count"]) for row in rows) == [(0, 2), (10, 1)]
 
 
+@pytest.mark.outside_ci
 def test_a_simulated_clock_is_the_clock_of_a_slow_stream(stream, spark) -> None:
     slow = stream([event(s) for s in (1, 12, 2, 29)])
     clock = spark.readStream.format("timestream").options(
@@ -95,6 +97,7 @@ def stored(spark: SparkSession, store: Path) -> dict[str, list[tuple[float, int]
     return found
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(400)
 def test_an_out_of_order_topic_fits_a_store_that_refuses_disorder(
     spark, broker, topic, tmp_path

@@ -56,6 +56,7 @@ def test_filtered_batches_are_handed_over_and_windows_folded_from_them_under_kil
     assert len(expected) > 30
 
 
+@pytest.mark.outside_ci
 @pytest.mark.skipif(os.environ.get("HAND_OVER") == "off", reason="tasks read every batch")
 def test_a_handed_batch_is_filtered_and_counted_as_one_of_a_task(
     spark: SparkSession, broker: Broker, topic, tmp_path: Path

@@ -91,6 +91,7 @@ def test_a_batch_read_whose_start_is_behind_its_end_is_refused_by_name(
         made.load_batch(**{"startingOffsets": None, **given}).collect()
 
 
+@pytest.mark.outside_ci
 def test_a_batch_read_with_an_empty_partition_tells_no_cti_that_a_stream_would_hold_back(
     stream: Make,
 ) -> None:

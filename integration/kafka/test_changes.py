@@ -66,6 +66,7 @@ def keep_rows(made: Stream) -> dict[Owner, str | None]:
     return kept
 
 
+@pytest.mark.outside_ci
 @pytest.mark.soak
 def test_flights_with_a_new_delay_and_a_new_policy_between_kills_are_those_of_the_oracle(
     stream: Callable[..., Stream],

@@ -25,6 +25,7 @@ def found(made: Stream) -> list[tuple[float | None, int]]:
     return sorted((seconds(row.start), row["count"]) for row in made.rows())
 
 
+@pytest.mark.outside_ci
 def test_a_running_query_that_is_told_to_end_releases_all_and_has_ended(
     spark: SparkSession, broker: Broker, topic, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_source_reads_on_and_keeps_states_in_its_group_by_the_new_protocol(
     assert in_group(broker, group, name).offset == 8
 
 
+@pytest.mark.outside_ci
 def test_sink_writes_each_row_once_also_when_a_batch_comes_again_by_the_new_protocol(
     spark: SparkSession, broker: Broker, topic, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_handed_batches_have_the_rows_ctis_and_offsets_of_tasks(stream) -> None:
     assert handed.report()["flagged"] > 0
 
 
+@pytest.mark.outside_ci
 def test_a_batch_that_runs_again_is_the_same_whether_it_is_handed_over_or_not(stream) -> None:
     made = stream("again", maxOffsetsPerTrigger=12)
     fill(made, 0, 60)
@@ -118,6 +119,7 @@ def test_rows_that_spark_has_lost_are_read_again_by_a_task(stream, spark) -> Non
     assert sum(len(first) for _, first, _ in seen) > 60
 
 
+@pytest.mark.outside_ci
 def test_a_batch_of_large_records_goes_to_its_task(stream) -> None:
     made = stream("large", maxOffsetsPerTrigger=48)
     records = [Record(bytes(900_000), None, 0, 1_000 * n) for n in range(144)]

@@ -60,6 +60,7 @@ def test_imported_and_generated_ctis_work_together(stream, fast) -> None:
     assert told(made)[-1] == 12
 
 
+@pytest.mark.outside_ci
 def test_the_backlog_of_a_slow_topic_is_not_dropped_because_the_fast_one_was_read_first(
     stream, fast
 ) -> None:
@@ -72,6 +73,7 @@ def test_the_backlog_of_a_slow_topic_is_not_dropped_because_the_fast_one_was_rea
         until(lambda: found(made)[20:] == [(0, 99, "late")])
 
 
+@pytest.mark.outside_ci
 def test_a_final_cti_is_not_imported(stream, fast) -> None:
     stamps = (b"2024-01-01T00:00:10Z", b"9999-12-31T23:59:59Z")
     marks = [Record(None, None, 0, DAY_MS, [("cti", stamp)]) for stamp in stamps]
@@ -126,6 +128,7 @@ def test_an_import_drops_no_row_of_a_transaction_that_was_open_when_it_was_read(
         until(lambda: found(made)[3:] == [(1, 99, "late")])
 
 
+@pytest.mark.outside_ci
 def test_a_bounded_run_leaves_an_import_to_the_next_one_while_a_transaction_is_open(
     stream, fast
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_bounded_run_leaves_an_import_to_the_next_one_while_a_transaction_is_o
     assert told(made) == [100]
 
 
+@pytest.mark.outside_ci
 def test_max_future_and_writer_timeout_hold_for_an_import_alone(stream, fast) -> None:
     """An event an hour ahead drives no CTI there; a writer that fell silent is forgotten."""
     late = json.dumps({"second": 3600})

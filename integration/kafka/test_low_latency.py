@@ -46,6 +46,7 @@ def test_the_kafka_source_reads_every_record_once_under_it(
         query.stop()
 
 
+@pytest.mark.outside_ci
 def test_batches_that_were_not_noted_run_as_one_with_the_same_rows_after_a_crash(
     spark: SparkSession, broker: Broker, topic, tmp_path: Path
 ) -> None:

@@ -428,6 +428,7 @@ def test_what_is_compiled_is_clean_under_the_sanitizers(tmp_path: Path, program:
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.usefixtures("sanitizers")
 @pytest.mark.soak
 def test_json_is_read_as_without_the_scanner_under_the_address_sanitizer(tmp_path: Path) -> None:
@@ -442,6 +443,7 @@ def test_json_is_read_as_without_the_scanner_under_the_address_sanitizer(tmp_pat
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(int(SOAK_SECONDS) + 600)
 @pytest.mark.usefixtures("broker", "sanitizers")
 @pytest.mark.soak

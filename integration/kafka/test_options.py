@@ -129,6 +129,7 @@ def test_a_timestamp_after_the_last_record_fails_or_is_the_latest(ten) -> None:
     assert read(ten, startingOffsetsByTimestamp=by_partition, **latest) == [1, 3, 5, 7, 9]
 
 
+@pytest.mark.outside_ci
 def test_a_stream_starts_at_a_timestamp_and_goes_on_from_its_checkpoint(ten) -> None:
     options = {"startingTimestamp": millis(8.5), "startingOffsetsByTimestampStrategy": "latest"}
     assert times(with_cti(ten.run(**options))) == [9]
@@ -221,6 +222,7 @@ def test_a_batch_read_is_cut_into_parts_and_no_row_changes(stream) -> None:
     assert last.cti.year == 9999
 
 
+@pytest.mark.outside_ci
 def test_a_stream_without_ctis_is_cut_into_parts(stream) -> None:
     made = stream([event(s) for s in range(10)], kafka__group__id=unique_name("cut"))
     options = {"maxRecordsPerPartition": 3}
@@ -369,6 +371,7 @@ def test_an_empty_topic_gives_no_rows(stream) -> None:
     assert stream().load_batch().collect() == []
 
 
+@pytest.mark.outside_ci
 def test_values_of_a_mebibyte_arrive_whole(stream) -> None:
     made = stream(config={"max_message_bytes": 4 * 1024 * 1024})
     values = [bytes([n]) * (1024 * 1024 + n) for n in range(8)]

@@ -154,6 +154,7 @@ def test_a_replay_by_writers_clocks_is_the_same_in_aligned_batches(stream) -> No
         assert run.report()["endOfStream"]
 
 
+@pytest.mark.outside_ci
 def test_a_batch_read_has_the_rows_of_the_replay_however_it_is_cut(trips) -> None:
     made = march_only(trips, "batch", violationPolicy="flag")
     expected = places(made.run())
@@ -162,6 +163,7 @@ def test_a_batch_read_has_the_rows_of_the_replay_however_it_is_cut(trips) -> Non
     assert places(made.load_batch(minPartitions="7").collect()) == expected
 
 
+@pytest.mark.outside_ci
 def test_ends_are_fixed_at_the_first_start_under_every_trigger(stream) -> None:
     made = stream([event(second, second % 2) for second in range(8)], 2, ctiFrequency="1")
     made.options["endingTimestamp"] = str(DAY_MS + 6_000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import pytest
 from broker import Broker, Record
 from kafka_query import DAY_MS
 from scheduled_job import Job
@@ -16,6 +17,7 @@ def at(second: float, partition: int) -> Record:
     return Record(b"{}", None, partition, DAY_MS + int(second * 1000))
 
 
+@pytest.mark.outside_ci
 def test_a_job_that_comes_back_every_hour_goes_on_without_a_partition_that_is_quiet(
     broker: Broker, topic: Callable[..., str]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker import Record, unique_name
-from lengths import outside_ci, with_rest_in_soak
+from lengths import outside_ci, with_rest_outside_ci
 from pyspark.sql import SparkSession
 from secured_broker import PASSWORD, USER, SecuredBroker, secured_broker
 
@@ -116,7 +116,11 @@ def test_a_right_login_and_a_trusted_certificate_are_read(
     assert [row.value for row in rows] == [b"0", b"1"]
 
 
-@pytest.mark.parametrize("wrong", REASONS, ids=lambda wrong: wrong.__name__)
+@pytest.mark.parametrize(
+    "wrong",
+    with_rest_outside_ci(REASONS, [wrong_password, no_login, missing_ca]),
+    ids=lambda wrong: wrong.__name__,
+)
 def test_what_is_wrong_with_a_login_or_a_certificate_is_the_message(
     spark: SparkSession, secured: SecuredBroker, topic: str, wrong: Callable[..., Options]
 ) -> None:
@@ -132,7 +136,7 @@ def test_what_is_wrong_with_a_login_or_a_certificate_is_the_message(
 
 @pytest.mark.parametrize(
     "wrong",
-    with_rest_in_soak(REASONS, [no_login, missing_ca]),
+    with_rest_outside_ci(REASONS, [no_login, missing_ca]),
     ids=lambda wrong: wrong.__name__,
 )
 @pytest.mark.parametrize("native", [True, *outside_ci(False)], ids=["native", "messages"])

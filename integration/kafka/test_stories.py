@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 import pytest
 from broker import Record
 from kafka_query import DAY_MS, Stream, ctis, event, marks, seconds
-from lengths import outside_ci
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
@@ -28,6 +27,7 @@ Make = Callable[..., Stream]
 # -- StreamInsight: four ways to advance application time -----------------------------------------
 
 
+@pytest.mark.outside_ci
 def test_streaminsight_every_ten_events_with_five_seconds_delay_and_a_final_cti(
     stream: Make,
 ) -> None:
@@ -87,7 +87,8 @@ def joined(readings: DataFrame, states: DataFrame) -> DataFrame:
     return found.select("fast.start_time", "fast.device", "slow.state")
 
 
-@pytest.mark.parametrize("imported", [True, *outside_ci(False)], ids=["imported", "on its own"])
+@pytest.mark.outside_ci
+@pytest.mark.parametrize("imported", [True, False], ids=["imported", "on its own"])
 def test_streaminsight_import_lets_a_slow_edge_stream_go_as_fast_as_the_fast_one(
     stream: Make, imported: bool
 ) -> None:

@@ -45,6 +45,7 @@ ODD_STAMPS = [-1, -5000, 1, DAY_MS, 253_402_300_799_000, 253_402_300_799_001, 10
 """Milliseconds; the last two are after the end of time, 9999-12-31T23:59:59Z."""
 
 
+@pytest.mark.outside_ci
 def test_records_are_delivered_whatever_their_timestamps(spark, broker, topic, tmp_path) -> None:
     name = topic(message_timestamp_after_max_ms=2**63 - 1)
     broker.produce(name, [Record(b"v", None, 0, stamp) for stamp in ODD_STAMPS])
@@ -99,6 +100,7 @@ def test_event_time_comes_from_a_json_field_that_the_schema_need_not_name(stream
     assert [row.start_time.timestamp() for row in made.run() if row.start_time] == [5]
 
 
+@pytest.mark.outside_ci
 def test_nested_fields_are_columns_and_times_and_a_restart_may_add_the_prefix(stream) -> None:
     def change(second: int) -> Record:
         value = {"at": second, "payload": {"after": {"id": second, "a.b": "x"}, "second": second}}
@@ -258,7 +260,7 @@ def test_the_first_batch_after_a_start_repeats_the_cti(stream) -> None:
     assert marks(made.run()) == ["e1", "c1", "e4", "c4", "c4"]
 
 
-@pytest.mark.parametrize("left", ["kept", "deleted"])
+@pytest.mark.parametrize("left", ["kept", *outside_ci("deleted")])
 def test_a_restart_goes_on_whether_the_group_kept_the_state_or_not(stream, left: str) -> None:
     made = stream([event(s) for s in (3, 5)], ctiFrequency=3)
     made.run()
@@ -350,6 +352,7 @@ def test_a_forbidden_group_makes_the_stream_slower_and_never_wrong(stream) -> No
         assert made.report()["dropped"] == 2
 
 
+@pytest.mark.outside_ci
 def test_a_deleted_topic_fails_the_query_by_name(stream) -> None:
     made = stream([event(1)], ctiFrequency=1)
     made.run()
@@ -371,6 +374,7 @@ def test_aborted_records_are_not_delivered_and_ranges_end_by_position(stream) ->
     assert times(made.run(maxOffsetsPerTrigger=2)) == [1, 3, 5]
 
 
+@pytest.mark.outside_ci
 def test_another_isolation_on_a_checkpoint_is_refused_by_name_and_loses_nothing(stream) -> None:
     made = stream([event(1)], ctiFrequency=1)
     assert times(made.run()) == [1]
@@ -461,6 +465,7 @@ def test_rows_at_exactly_the_cti_survive_in_windows(stream) -> None:
     assert sorted((seconds(r.start), r.n) for r in rows) == [(10, 2), (20, 2)]
 
 
+@pytest.mark.outside_ci
 def test_rows_at_exactly_the_cti_survive_deduplication(stream) -> None:
     made = stream([event(10, id=n) for n in (1, 2, 1, 3)], ctiFrequency=1,
                   schema="id long, start_time timestamp, cti timestamp", valueFormat="json",

@@ -105,6 +105,7 @@ def test_a_partition_found_while_running_is_raised_to_the_streams_cti(stream) ->
         until(lambda: told(made) == [9, 12])
 
 
+@pytest.mark.outside_ci
 def test_a_deleted_partition_fails_or_leaves_the_minimum(stream) -> None:
     made, other = stream([event(9)], idleTimeout=None), stream([event(5)])
     both = f"{made.topic},{other.topic}"
@@ -117,6 +118,7 @@ def test_a_deleted_partition_fails_or_leaves_the_minimum(stream) -> None:
     assert told(made)[-1] == 9
 
 
+@pytest.mark.outside_ci
 def test_a_topic_made_anew_is_recognised_though_it_is_longer_than_before(stream) -> None:
     made = stream([event(1)], idleTimeout=None)
     made.run()
@@ -201,6 +203,7 @@ def test_what_a_clock_or_another_topic_decided_replays_identically_after_a_kill(
     }  # fmt: skip
 
 
+@pytest.mark.outside_ci
 def test_the_clock_of_a_quiet_stream_replays_identically_after_a_kill(stream) -> None:
     """The batch that moved the CTI by the wall clock runs again later, and reads no clock."""
     made = stream([event(5, 0), event(9, 1)], 2, idleAdvance="3 seconds")

@@ -130,6 +130,7 @@ def forget_commits(made: TopicJob) -> None:
         forget_batches(made.place / "checkpoint" / log, kept)
 
 
+@pytest.mark.outside_ci
 def test_a_batch_that_comes_again_in_other_tasks_is_refused_before_its_mark(job) -> None:
     made = job(*[event(s, station="ab"[s % 2]) for s in range(7)])
     made.run(passed_on(made.load()).repartition(2))
@@ -140,6 +141,7 @@ def test_a_batch_that_comes_again_in_other_tasks_is_refused_before_its_mark(job)
     assert made.marks() == [each for each in before[0] if isinstance(each, Mark)]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.soak
 def test_a_row_that_comes_again_in_another_task_is_refused_without_any_mark(job) -> None:
     made = job(event(0, station="a"))
@@ -172,6 +174,7 @@ def test_cti_rows_become_marks_behind_their_rows_in_every_partition(job) -> None
     assert [made.read(partition) for partition in range(3)] == before
 
 
+@pytest.mark.outside_ci
 def test_rows_without_marks_are_in_their_topics_once_also_when_their_batch_comes_again(
     job, topic
 ) -> None:

@@ -94,6 +94,7 @@ def by_scanner_alone(documents: list[bytes | None], schema: pa.Schema) -> list[R
     return [we_read([each, each], schema, 1)[0] for each in documents]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(300)
 def test_what_is_listed_differs_from_from_json_and_nothing_else_does(spark: SparkSession) -> None:
     documents = [f'{{"v":{literal},"w":7}}'.encode() for literal in LITERALS]
@@ -207,6 +208,7 @@ def differing(
                 yield f"{document!r}: {name} {COLUMNS.get(name)} is {a!r}, from_json has {b!r}"
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(300)
 def test_random_documents_become_what_from_json_makes_of_them(spark: SparkSession) -> None:
     given_: list[bytes | None] = [*many_documents(3_000)]

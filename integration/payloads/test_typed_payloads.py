@@ -107,6 +107,7 @@ def python_workers() -> set[int]:
     return found
 
 
+@pytest.mark.outside_ci
 def test_a_query_outlives_its_registry_until_a_new_id_and_loses_nothing(stream) -> None:
     made, first, second = stream(), trip(), trip(note("none"))
     with ExitStack() as up:
@@ -156,6 +157,7 @@ def test_a_restart_keeps_the_recorded_schema_though_the_subject_has_a_newer_one(
     assert [row.note for row in fresh.run()] == ["third", "third"]
 
 
+@pytest.mark.outside_ci
 def test_a_record_of_a_widened_number_does_not_end_a_query_and_one_of_another_kind_has_a_way_on(
     stream, registry
 ) -> None:

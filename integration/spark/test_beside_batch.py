@@ -60,6 +60,7 @@ def at(second: int) -> int:
 # -- offsets ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.outside_ci
 def test_earliest_to_latest_is_the_default_and_binds_late(
     both: Both, broker: Broker, filled: str
 ) -> None:

@@ -66,6 +66,7 @@ def test_bad_options_of_a_stream_are_refused_before_it_starts(
     alike(both, lambda source: source.stream(**options), REFUSED)
 
 
+@pytest.mark.outside_ci
 @pytest.mark.difference("the end of a stream")
 def test_end_of_a_stream_is_refused_by_spark_and_bounds_ours(
     both: Both, broker: Broker, topic: Callable[..., str]

@@ -45,6 +45,7 @@ def of_topic(topic: str, **options: Any) -> dict[str, Any]:
 # -- starts ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.outside_ci
 def test_start_at_the_latest_goes_on_from_there_after_a_restart(
     both: Both, broker: Broker, topic: Topic
 ) -> None:
@@ -84,6 +85,7 @@ def test_start_at_offsets_of_partitions(both: Both, broker: Broker, topic: Topic
     alike(both, lambda s: flat(s.run(subscribe=name, **begin)), [50, 51])
 
 
+@pytest.mark.outside_ci
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("strategy", "expected"), [("latest", [10, 11, 20, 30]), *outside_ci(("error", REFUSED))]
@@ -289,6 +291,7 @@ def recreate(broker: Broker, name: str, partitions: int, count: int) -> None:
     broker.produce(name, numbers(range(100, 100 + count), 0))
 
 
+@pytest.mark.outside_ci
 @pytest.mark.soak
 @pytest.mark.parametrize(("partitions", "count"), [(1, 5), *outside_ci((1, 1))])
 @pytest.mark.difference("a topic that is recreated, and longer")

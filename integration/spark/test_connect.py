@@ -58,6 +58,7 @@ def test_a_client_is_configured_without_a_warning_and_without_a_jvm(client: Clie
     assert (zone, has_jvm) == ("UTC", False)
 
 
+@pytest.mark.outside_ci
 @pytest.mark.soak
 def test_filters_before_advance_time_let_ctis_through_over_connect(
     client: ClientProcess, tmp_path: Path
@@ -85,6 +86,7 @@ def test_a_clock_is_stored_and_read_back_over_connect(
     assert client(connect_client.store_clock, str(tmp_path)) == [(0, 0), (10, 1), (20, 2)]
 
 
+@pytest.mark.outside_ci
 def test_windows_are_stored_corrected_and_passed_on_over_connect(
     client: ClientProcess, broker: Broker, topic, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_corrections_of_a_killed_server_are_finished_by_the_next_one(
     assert corrected == [(0, 2), (10, 2), (30, 1)]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.soak
 def test_events_are_moved_given_lifetimes_and_ordered_over_connect(
     client: ClientProcess, broker: Broker, topic, tmp_path: Path
@@ -141,6 +144,7 @@ def test_events_are_moved_given_lifetimes_and_ordered_over_connect(
     assert rows == [(61, 66, 4), (62, 67, 2), (65, 70, 1), (65, 70, 3)]
 
 
+@pytest.mark.outside_ci
 def test_a_running_query_is_explained_measured_and_ended_over_connect(
     client: ClientProcess, broker: Broker, topic, tmp_path: Path
 ) -> None:
@@ -172,6 +176,7 @@ def replaced(text: str, names: dict[str, str]) -> str:
     return text
 
 
+@pytest.mark.outside_ci
 def test_the_code_of_the_page_runs_in_a_client(
     client: ClientProcess, broker: Broker, topic, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def frame(spark: SparkSession) -> DataFrame:
     return spark.read.format("evaluation_clock").load()
 
 
+@pytest.mark.outside_ci
 def test_the_tasks_of_an_evaluation_agree_on_when_it_began(
     spark: SparkSession, frame: DataFrame
 ) -> None:

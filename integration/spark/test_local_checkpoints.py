@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import pytest
 from harness import forget_batches
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,6 +22,7 @@ Windows = dict[int, list[tuple[str, int]]]
 """Batch -> the windows that it emitted, in order: start and count."""
 
 
+@pytest.mark.outside_ci
 def test_a_checkpoint_goes_on_with_files_of_checksums_and_without_them_again(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def facts(explanation: Explanation) -> tuple[object, ...]:
     return only.batch, only.cti_us, only.partitions, notes
 
 
+@pytest.mark.outside_ci
 def test_named_source_gives_the_rows_of_an_unnamed_one_and_replays_them(
     made: Callable[..., Stream], capsys: pytest.CaptureFixture[str]
 ) -> None:

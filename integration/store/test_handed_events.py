@@ -70,6 +70,7 @@ def forget_last_commit(checkpoint: Path) -> None:
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.outside_ci
 def test_handed_batches_have_the_rows_and_offsets_of_tasks_across_restarts_and_lost_blocks(
     spark: SparkSession, tmp_path: Path
 ) -> None:

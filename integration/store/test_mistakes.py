@@ -135,6 +135,7 @@ spark.stop()
 """
 
 
+@pytest.mark.outside_ci
 def test_a_retained_range_that_was_left_out_is_said_once_when_the_store_is_created(
     tmp_path: Path,
 ) -> None:

@@ -59,6 +59,7 @@ def follow(spark: SparkSession, given: Bucket, path: str, out: Path, checkpoint:
     query.awaitTermination()
 
 
+@pytest.mark.outside_ci
 def test_a_query_and_a_client_write_at_once_and_a_subscriber_gets_every_event_once(
     spark: SparkSession,
     bucket: Bucket,  # noqa: F811 the fixture

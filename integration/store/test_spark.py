@@ -146,6 +146,7 @@ def test_values_of_every_storable_type_come_back(spark: SparkSession, store: Pat
     assert back.collect() == frame.select(columns).collect()
 
 
+@pytest.mark.outside_ci
 def test_a_series_whose_name_is_of_any_plane_goes_through_spark(
     spark: SparkSession, store: Path, tmp_path: Path
 ) -> None:

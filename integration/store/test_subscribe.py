@@ -110,6 +110,7 @@ def test_the_columns_are_those_of_a_query_and_edits_name_their_originals(
     assert rows[1].original_timestamp == rows[0].timestamp
 
 
+@pytest.mark.outside_ci
 def test_columns_added_under_a_running_query_end_it_and_come_after_its_restart(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_what_cannot_be_subscribed_to_is_refused_at_once(
     assert said in str(error.value)
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(600)
 def test_a_subscriber_that_was_away_for_many_commits_finds_them_all(tmp_path: Path) -> None:
     """The store looks after itself meanwhile: files, heads and log entries come and go."""

@@ -57,6 +57,7 @@ def test_a_view_over_a_store_that_grows_shows_what_was_added(
     assert counted() == [33, 33, 33, 3]
 
 
+@pytest.mark.outside_ci
 def test_an_evaluation_sees_a_commit_whole_or_not_at_all(
     spark: SparkSession, tmp_path: Path
 ) -> None:

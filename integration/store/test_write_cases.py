@@ -116,6 +116,7 @@ def test_r17_r19_r20_r21_a_range_is_set_once_and_readers_do_not_widen_it(
     assert shown(spark, plain, query="allEdits") == {"s": "0 1 2>0"}
 
 
+@pytest.mark.outside_ci
 def test_q33_q34_q36_what_is_no_range_of_a_query_is_refused(
     spark: SparkSession, plain: Path
 ) -> None:
@@ -138,6 +139,7 @@ POLICY = {
 }
 
 
+@pytest.mark.outside_ci
 def test_w16_q37_a_session_does_what_its_principal_may_and_nothing_else(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lengths import with_rest_in_soak
+from lengths import with_rest_outside_ci
 from simulation.restored import RestoredWorld
 from simulation.seeds import run_seeds, world_of
 from simulation.store import StoreWorld
@@ -273,11 +273,11 @@ def an_old_attempt_is_not_fenced(patch: Patch) -> None:
     patch.setattr(stream_writer, "_open_transaction", open_place)
 
 
-# CI asks whether the simulation finds bugs at all; `make soak` plants every one.
+# CI asks whether the simulation finds bugs at all; `make test-more` plants every one.
 IN_CI = list(BUGS)[::4]
 
 
-@pytest.mark.parametrize("name", with_rest_in_soak(BUGS, IN_CI))
+@pytest.mark.parametrize("name", with_rest_outside_ci(BUGS, IN_CI))
 def test_a_planted_bug_is_found(name: str, monkeypatch: Patch) -> None:
     plant, seeds = BUGS[name]
     plant(monkeypatch)

@@ -1,7 +1,7 @@
 """The length of repetitions: short in `make test` and `make integration`, long in `make soak`.
 
 A short run holds every promise; a long one looks for what only many tries find. CI has the time for
-some more of the cases than `make test`.
+some more of the cases than `make test`, and leaves those marked `outside_ci` to the whole recipes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def choices(short: Sequence[T], long: Sequence[T]) -> Sequence[T]:
     return long if FULL_LENGTH else short
 
 
-def with_rest_in_soak(every: Iterable[T], in_ci: Collection[T]) -> list[Any]:
+def with_rest_outside_ci(every: Iterable[T], in_ci: Collection[T]) -> list[Any]:
     """Every case: those of `in_ci` in CI as well, the others as `outside_ci` says."""
     cases = list(every)
     rest = outside_ci(*(case for case in cases if case not in in_ci))
@@ -41,8 +41,8 @@ def with_rest_in_soak(every: Iterable[T], in_ci: Collection[T]) -> list[Any]:
 
 
 def outside_ci(*cases: Any) -> list[Any]:
-    """Cases that CI has no time for, and `make soak` has."""
+    """Cases that `.ci/run` has no time for, and `make test-more` and `make integration` have."""
     return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak)
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.outside_ci)
         for case in cases
     ]

@@ -334,6 +334,7 @@ def test_a_stream_ends_at_max_count_and_its_progress_says_so(spark, tmp_path):
     assert report(query)["nextTick"] == 100
 
 
+@pytest.mark.outside_ci
 @pytest.mark.spark
 def test_available_now_first_gives_tick_0_and_later_what_came_due(spark, tmp_path):
     available_now(stream_of(spark, period="1/3"), tmp_path)
@@ -349,6 +350,7 @@ def test_available_now_first_gives_tick_0_and_later_what_came_due(spark, tmp_pat
     assert [k for _, k in again] == list(range(len(again)))
 
 
+@pytest.mark.outside_ci
 @pytest.mark.spark
 def test_available_now_honours_the_cap_in_several_batches(spark, tmp_path):
     frame = stream_of(spark, rate="max", maxCount="10", maxTicksPerTrigger="4", timeZero=YEAR)
@@ -441,6 +443,7 @@ def test_a_batch_read_is_refused_with_the_way_out(spark):
         spark.read.format("timestream").load().collect()
 
 
+@pytest.mark.outside_ci
 @pytest.mark.spark
 def test_state_kept_while_columns_could_be_null_is_read_on(spark, tmp_path):
     def distinct(reader):

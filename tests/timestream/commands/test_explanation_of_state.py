@@ -85,6 +85,7 @@ def test_both_views_show_the_state_and_escape_its_names():
     assert "State" not in str(Explanation("q", (stream,)))
 
 
+@pytest.mark.outside_ci
 @pytest.mark.spark
 def test_state_of_a_checkpoint_is_read_with_the_ctis_it_waits_for(spark, tmp_path):
     from pyspark.sql import functions as F

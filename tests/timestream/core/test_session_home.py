@@ -152,6 +152,7 @@ print(spark.sparkContext.parallelize([0], 1).map(ask).collect()[0])
 """
 
 
+@pytest.mark.outside_ci
 @pytest.mark.spark
 @pytest.mark.session
 @pytest.mark.parametrize("own_home", [False, True])

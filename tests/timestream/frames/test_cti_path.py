@@ -174,6 +174,7 @@ FILTERS = {
 }  # fmt: skip
 
 
+@pytest.mark.outside_ci
 @pytest.mark.spark
 def test_filters_before_advance_time_let_ctis_through(stream, count):
     made = stream()

@@ -86,6 +86,7 @@ def test_functions_with_state_get_frames_of_pandas(rows, frames):
     assert found == {("a", 1), ("b", 1), (None, 1)}
 
 
+@pytest.mark.outside_ci
 def test_a_store_is_read_into_frames_of_pandas_by_group_and_written_from_one(spark, tmp_path):
     frame = pd.DataFrame(
         {

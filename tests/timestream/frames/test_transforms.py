@@ -7,6 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from lengths import outside_ci, with_rest_outside_ci
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
@@ -140,7 +141,11 @@ OPERATORS = {
 """Each with what it makes of one event."""
 
 
-@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+@pytest.mark.parametrize(
+    "operator",
+    with_rest_outside_ci(OPERATORS, [joined, ordered]),
+    ids=lambda operator: operator.__name__,
+)
 def test_an_event_before_1970_fails_the_query_by_name_in_every_operator(
     stream, rows, operator, capsys
 ):
@@ -156,8 +161,8 @@ def test_an_event_before_1970_fails_the_query_by_name_in_every_operator(
 @pytest.mark.parametrize(
     "operator",
     [
-        pytest.param(each, marks=[pytest.mark.everyday] if each in (windowed, ordered) else [])
-        for each in OPERATORS
+        *(pytest.param(each, marks=pytest.mark.everyday) for each in (windowed, ordered)),
+        *outside_ci(*(each for each in OPERATORS if each not in (windowed, ordered))),
     ],
     ids=lambda operator: operator.__name__,
 )
@@ -184,6 +189,7 @@ def test_results_before_1970_are_moved_back_into_a_store(stream, spark, tmp_path
     assert (in_utc(row.timestamp), row["count"]) == (HOUR, 1)
 
 
+@pytest.mark.outside_ci
 def test_an_event_at_the_very_beginning_of_1970_is_refused_where_spark_drops_it(stream, rows):
     assert rows(windowed(stream(EPOCH))) == [(EPOCH, EPOCH + timedelta(hours=1), 1)]
     with pytest.raises(StreamingQueryException, match=r"a row at 1970-01-01T00:00:00\.000000Z"):
@@ -242,6 +248,7 @@ def test_a_setting_that_breaks_what_ctis_promise_is_refused_by_name(spark, strea
     helper(df)
 
 
+@pytest.mark.outside_ci
 def test_duplicates_are_dropped_for_as_long_as_keep_says(spark, tmp_path, rows):
     place = tmp_path / "stream"
     place.mkdir()
@@ -326,6 +333,7 @@ AT_THE_END = [[event_at(0), cti_at(10)], [cti_at(10)], [event_at(10), cti_at(20)
 """An event at exactly the end of a session, after a CTI at that end, which allows it."""
 
 
+@pytest.mark.outside_ci
 def test_sessions_wait_for_an_event_at_their_end_with_releases_rows(released, spark) -> None:
     times = [("a", NOON), ("a", NOON + timedelta(minutes=10))]
     (row,) = count_sessions(
@@ -337,6 +345,7 @@ def test_sessions_wait_for_an_event_at_their_end_with_releases_rows(released, sp
     assert once == (0, 20, 2)
 
 
+@pytest.mark.outside_ci
 def test_sessions_are_torn_at_their_end_with_releases_windows(released) -> None:
     torn = [row[1:] for row in released("windows", *AT_THE_END)]
     assert torn == [(0, 10, 1), (10, 20, 1)]

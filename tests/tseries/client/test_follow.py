@@ -105,6 +105,7 @@ STARTS = ["limit 1", "limit 3", "last 1MS", "none", "unlimited"]
 CHOICES = [{}, {"series": "a"}, {"prefix": "b"}, {"pattern": "[ab]"}]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 @settings(max_examples=40)
 @given(
@@ -237,6 +238,7 @@ def test_a_follower_that_catches_up_reads_few_batches(store, monkeypatch):
     assert list(sizes.values()) == [10, 190]
 
 
+@pytest.mark.outside_ci
 def test_a_follower_of_an_object_store_gives_all_once(bucket):  # noqa: F811 the fixture
     options = {"storage_options": bucket.options}
     store = TimeSeries.create(bucket.uri("follow"), {"x": pa.int64()}, "unlimited", **options)

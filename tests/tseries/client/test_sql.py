@@ -725,6 +725,7 @@ def test_what_is_known_of_many_stores_and_files_is_bounded(tmp_path, monkeypatch
     assert len(sql._KEPT.stores) <= 2
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(600)
 def test_a_store_in_an_object_store_is_asked_as_one_on_a_disk(bucket):  # noqa: F811 the fixture
     client = filled(bucket.uri("some stores/it's = 1"), "limit 6", storage_options=bucket.options)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pyarrow as pa
 import pytest
+from lengths import outside_ci
 
 from pyspark_tseries import InvalidQuery, TimeSeries
 from pyspark_tseries.read import scan
@@ -55,7 +56,9 @@ QUERIES = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("part_bytes", "chosen"), [(1, {}), (3000, {"series": ["b", "x"]})])
+@pytest.mark.parametrize(
+    ("part_bytes", "chosen"), [(3000, {"series": ["b", "x"]}), *outside_ci((1, {}))]
+)
 def test_a_stream_has_the_rows_of_the_whole_result(store, monkeypatch, part_bytes, chosen):
     monkeypatch.setattr(scan, "PART_BYTES", part_bytes)
     for name, narrow in QUERIES.items():
@@ -91,6 +94,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_a_stream_of_one_large_series_needs_a_part_of_its_memory(tmp_path):
     store = TimeSeries.create(tmp_path / "s", {"note": pa.string()}, "unlimited", "me")

@@ -207,6 +207,7 @@ for n in range(12):
 """
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_threads_and_processes_append_and_edit_one_series(tmp_path, series):
     series.append("a", -1.0)

@@ -175,6 +175,7 @@ def test_maintenance_without_file_locks_runs_once_per_process(store, patient, mo
     again.join()
 
 
+@pytest.mark.outside_ci
 def test_maintenance_continues_while_commits_go_on(store, monkeypatch):
     fill(store, COMMITS_PER_MAINTENANCE)
     files, rounds = [], [2 * COMMITS_PER_MAINTENANCE, COMMITS_PER_MAINTENANCE - 3]
@@ -389,6 +390,7 @@ def log_entries(store):
     return sorted(os.listdir(os.path.join(store.root, "_delta_log")))
 
 
+@pytest.mark.outside_ci
 def test_log_cleanup_lets_readers_of_old_versions_continue(store, monkeypatch):
     fill(store, 30)
     old = Store(store.root, load_table(store.location))

@@ -232,6 +232,7 @@ def test_query_and_subscriber_go_on_with_the_backup_of_store_and_checkpoint(tmp_
     assert TimeSeries.open(query.store).describe()["events"] == 6
 
 
+@pytest.mark.outside_ci
 def test_backup_between_a_disk_and_an_object_store_keeps_all(tmp_path, store, bucket):  # noqa: F811
     there = bucket.uri("backups/one")
     done = backup(store.root, parse_location(there, bucket.options))

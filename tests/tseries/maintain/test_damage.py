@@ -12,7 +12,7 @@ import shutil
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from lengths import repetitions
+from lengths import outside_ci, repetitions
 from tseries.builders import VALUE, batch, forget_stores
 from tseries.limits import set_limits
 
@@ -70,7 +70,7 @@ def with_checkpoints(tmp_path_factory):
     return fill_sound(tmp_path_factory.mktemp("sound") / "s", 10)
 
 
-@pytest.fixture(params=["without_checkpoints", "with_checkpoints"])
+@pytest.fixture(params=["with_checkpoints", *outside_ci("without_checkpoints")])
 def sound(request):
     return request.getfixturevalue(request.param)
 

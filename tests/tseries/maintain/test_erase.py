@@ -570,6 +570,7 @@ def test_an_edit_prepared_before_the_act_is_refused_after_it(series, path):
     assert verify(str(path)) == []
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_acts_appends_and_compactions_at_the_same_time_lose_nothing(path):
     new(path).append("a", "first", at(0))
@@ -644,6 +645,7 @@ def test_a_power_loss_at_any_point_erases_all_of_it_or_nothing(tmp_path, monkeyp
     assert states == {whole, erased}
 
 
+@pytest.mark.outside_ci
 def test_a_full_disk_at_any_point_erases_nothing_or_all(series, path, monkeypatch):
     writes = 0
 
@@ -786,6 +788,7 @@ def test_the_command_line_erases_and_lists(series, path, capsys):
     assert "has no event 99" in capsys.readouterr().err
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(300)
 def test_an_object_store_erases_as_a_disk_does(bucket):  # noqa: F811 the fixture
     location = parse_location(bucket.uri("erase"), bucket.options)

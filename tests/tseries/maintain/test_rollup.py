@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import outside_ci
 from tseries.builders import forget_stores
 from tseries.deliveries import AUTUMN, BEGIN, CELLS, MINUTES, SERIES, Deliveries
 from tseries.limits import set_limits
@@ -211,7 +212,7 @@ PROGRAMS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("erases", [False, True])
+@pytest.mark.parametrize("erases", [True, *outside_ci(False)])
 @settings(max_examples=12)
 @given(st.data())
 def test_after_each_run_a_rollup_has_the_complete_buckets_of_any_source(
@@ -637,7 +638,7 @@ def crashing(monkeypatch, moment):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("most", "step"), [(2, 5), (1000, 1)])
+@pytest.mark.parametrize(("most", "step"), [(2, 5), *outside_ci((1000, 1))])
 def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(
     source, tmp_path, monkeypatch, most, step
 ):

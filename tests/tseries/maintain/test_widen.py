@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import outside_ci
 from tseries.builders import forget_stores, stored
 from tseries.limits import set_limits
 from tseries.meetings import Meeting, fail, rival
@@ -235,6 +236,7 @@ TARGETS = st.dictionaries(st.sampled_from(sorted(WIDE)), st.none(), min_size=1).
 )
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 @settings(max_examples=25)
 @given(before=STEPS, after=STEPS, targets=st.lists(TARGETS, min_size=1, max_size=2))
@@ -441,6 +443,7 @@ def test_the_change_takes_in_what_others_do_before_each_of_its_attempts(series, 
     assert series.range_query().select_from("b").events[3].value["n"] is None
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_of_two_changes_both_come_about(series, path):
     store = store_of(path)
@@ -471,6 +474,7 @@ def test_a_change_whose_answer_was_lost_is_made_once(series, path):
     assert verify(str(path)) == []
 
 
+@pytest.mark.outside_ci
 def test_threads_lose_nothing_while_types_change_again_and_again(path):
     series = new(path)
     ends, written = threading.Event(), {}
@@ -539,7 +543,7 @@ def killed_after(series, files, wanted=WIDE):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("files", [0, 5, 14])
+@pytest.mark.parametrize("files", [5, *outside_ci(0, 14)])
 def test_a_killed_call_changes_nothing_and_the_next_goes_on_with_its_files(
     series, path, monkeypatch, every_file, files
 ):
@@ -702,6 +706,7 @@ def test_results_from_before_and_after_are_merged(series):
     assert before.merge(after).table["n"].to_pylist()[-1] == 2**40
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_a_backup_before_or_after_is_whole(series, path, tmp_path):
     before = contents(path)
@@ -717,6 +722,7 @@ def test_a_backup_before_or_after_is_whole(series, path, tmp_path):
     assert contents(tmp_path / "early") == before
 
 
+@pytest.mark.outside_ci
 def test_maintenance_removes_the_old_files_and_the_change_stays(series, path, monkeypatch):
     before = contents(path)
     series.widen_columns(WIDE)
@@ -730,6 +736,7 @@ def test_maintenance_removes_the_old_files_and_the_change_stays(series, path, mo
     assert verify(str(path)) == []
 
 
+@pytest.mark.outside_ci
 def test_a_wrong_bit_in_the_entry_of_the_change_is_corrected(series, path):
     series.widen_columns(WIDE)
     series.append("c", {"n": 2**40})
@@ -772,6 +779,7 @@ def test_an_older_state_that_another_tool_restores_is_refused_and_undone(series,
     assert verify(str(path)) == []
 
 
+@pytest.mark.outside_ci
 @pytest.mark.session
 def test_types_change_in_an_object_store_too(bucket):  # noqa: F811
     uri = bucket.uri("widen")
@@ -799,6 +807,7 @@ def test_types_change_in_an_object_store_too(bucket):  # noqa: F811
     assert table.schema.field("m").type.item_type == MORE
 
 
+@pytest.mark.outside_ci
 @pytest.mark.session
 def test_a_call_that_is_killed_between_types_and_files_of_an_object_store_is_finished(
     bucket,  # noqa: F811

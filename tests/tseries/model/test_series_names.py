@@ -60,6 +60,7 @@ def check(path, expected):
     )
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 @settings(max_examples=25)
 @given(st.lists(LEGAL, min_size=1, max_size=repetitions(3, 6), unique=True), st.data())

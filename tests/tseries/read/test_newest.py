@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import outside_ci
 from tseries.builders import forget_stores
 from tseries.deliveries import Deliveries, programs
 from tseries.limits import set_limits
@@ -196,6 +197,7 @@ def check_followed(program, snapshot):
         assert view.newest(name)[0].equals(expected), name
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 @settings(max_examples=60)
 @given(
@@ -222,7 +224,7 @@ def test_after_any_operation_the_kept_events_are_those_of_the_files(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("erases", [False, True])
+@pytest.mark.parametrize("erases", [True, *outside_ci(False)])
 @settings(max_examples=15)
 @given(st.data())
 def test_newest_events_are_those_of_duckdb_over_the_deliveries(tmp_path_factory, erases, data):

@@ -62,6 +62,7 @@ def test_series_are_divided_among_tasks_and_each_comes_whole(tmp_path, monkeypat
     ]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_subscriber_after_many_commits_gets_each_event_once(tmp_path):
     from pyspark_tseries.maintain.background import remove_obsolete_files

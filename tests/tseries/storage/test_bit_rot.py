@@ -92,6 +92,7 @@ def some_bytes(content):
     return range(random.randrange(step), len(content), step)
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_a_flipped_bit_is_never_read_as_a_value_nor_called_sound(path):
     """One bit of a byte: all of them take an hour, and give the same."""

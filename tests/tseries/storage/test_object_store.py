@@ -53,6 +53,7 @@ def location(bucket, request):  # noqa: F811 the fixture
     return parse_location(bucket.uri(f"some stores/{request.node.name}"), bucket.options)
 
 
+@pytest.mark.outside_ci
 def test_a_store_in_another_is_refused_there_too(store, location):
     with pytest.raises(UnusableStore, match=f"lies in the Delta table '{location.root}'"):
         TimeSeries.create(f"{location.root}/a/b", VALUES, storage_options=dict(location.options))
@@ -113,6 +114,7 @@ def test_the_python_client_appends_edits_and_queries(location):
     assert again.describe()["events"] == 9
 
 
+@pytest.mark.outside_ci
 def test_a_token_is_stored_once(store, location):
     for _ in range(2):
         store.append(batch(("a", 1), token=("q", 7)))
@@ -130,6 +132,7 @@ def test_a_task_stages_many_rows_as_an_object_and_few_in_its_message(location):
     assert files_of(location, "_tseries", "staging") == []
 
 
+@pytest.mark.outside_ci
 def test_compaction_leaves_few_files_and_what_is_out_of_range_is_gone(location):
     store = Store.create(location, [VALUE], RetainedRange(limit=3), min_retention_us=0)
     for n in range(8):
@@ -167,6 +170,7 @@ def test_a_lost_file_is_found(store, location):
     assert [said for said in map(str, verify(location)) if "is missing" in said]
 
 
+@pytest.mark.outside_ci
 def test_as_of_shows_the_store_as_it_was(store, location):
     then = now_us() - 100 * HOUR_US
     for n in range(3):
@@ -225,6 +229,7 @@ def test_data_source_writes_reads_and_streams_an_object_store(location):
     assert pa.Table.from_batches(got)["sequence"].to_pylist() == [39_999]
 
 
+@pytest.mark.outside_ci
 def test_files_that_tasks_wrote_are_published_or_merged(location):
     limits = SpillLimits(rows=5, size=10**6, memory=500)
     asked = {f"storageoptions.{name.lower()}": value for name, value in location.options}
@@ -263,6 +268,7 @@ def test_an_object_of_any_size_is_copied(location, monkeypatch):
         location.copy(location.file("nothing"), location.file("to"))
 
 
+@pytest.mark.outside_ci
 def test_maintenance_removes_only_unneeded_files(store, location, monkeypatch):
     for n in range(15):
         store.append(batch(("a", n, float(n))))
@@ -286,6 +292,7 @@ def test_maintenance_removes_only_unneeded_files(store, location, monkeypatch):
     assert verify(location) == []
 
 
+@pytest.mark.outside_ci
 def test_cleaning_keeps_heads_during_a_storage_failure(store, location, monkeypatch):
     for n in range(3):
         store.append(batch(("a", n)))
@@ -311,6 +318,7 @@ def test_one_maintenance_of_a_host_is_at_work_at_a_time(store, location):
     assert maintain(location) is not None
 
 
+@pytest.mark.outside_ci
 def test_maintenance_process_gets_storage_options_off_its_command_line(
     store, location, monkeypatch
 ):
@@ -327,6 +335,7 @@ def test_maintenance_process_gets_storage_options_off_its_command_line(
     assert started[0].returncode == 0
 
 
+@pytest.mark.outside_ci
 def test_storage_options_may_come_from_the_environment(store, location):
     store.append(batch(("a", 1)))
     line = [sys.executable, "-m", "pyspark_tseries", "verify", location.root]
@@ -348,6 +357,7 @@ for n in range(8):
 """
 
 
+@pytest.mark.outside_ci
 def test_two_concurrent_writers_lose_and_repeat_nothing(store, location):
     environment = {**os.environ, "OPTIONS": json.dumps(dict(location.options))}
     writers = [
@@ -379,6 +389,7 @@ def test_two_concurrent_writers_lose_and_repeat_nothing(store, location):
     assert verify(location) == []
 
 
+@pytest.mark.outside_ci
 def test_who_lost_the_race_for_a_log_entry_numbers_its_batch_again(store, location):
     store.append(batch(("a", 1, 0.0)))
     first = [lambda: rival(store).append(batch(("a", 2, 1.0)))]
@@ -460,6 +471,7 @@ def test_wrong_credentials_are_reported_without_being_shown(refusing, name, done
     assert "s3cret" not in message
 
 
+@pytest.mark.outside_ci
 def test_who_may_only_read_is_told_so_in_one_line_whatever_he_writes(
     store, location, tmp_path, capsys
 ):
@@ -505,6 +517,7 @@ def check_refused(message, root):
     assert not re.search(r"\x1b|\n|READER|s3cret", message)
 
 
+@pytest.mark.outside_ci
 def test_what_another_tool_does_there_is_judged_as_on_a_disk(store, location):
     for number in range(3):
         store.append(batch(("a", number), ("\U00020bb7", number)))
@@ -539,6 +552,7 @@ def keys(store):
     return list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
 
 
+@pytest.mark.outside_ci
 def test_foreign_change_just_before_a_commit_is_found(store, location):
     """Delta lets an append pass a rival's commit that it does not conflict with."""
     store.append(batch(("a", 1)))

@@ -4,6 +4,7 @@ import time
 from functools import partial
 
 import pytest
+from lengths import outside_ci
 from tseries.builders import VALUE, batch, forget_stores
 from tseries.meetings import Meeting, fail, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
@@ -31,7 +32,7 @@ def sequences(store):
     return int(Store.open(store.location).index().lookup(["a"])["last_sequence"][0])
 
 
-@pytest.mark.parametrize("token", [None, ("q", 0)])
+@pytest.mark.parametrize("token", [("q", 0), *outside_ci(None)])
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_commit_whose_request_failed_is_made_once(store, stored, token):
     faults = [partial(fail, OSError("slow down")), partial(fail, OSError("timed out"))]
@@ -77,6 +78,7 @@ def test_append_retries_storage_failures_and_reports_lasting_ones(store, monkeyp
     assert sequences(store) == 1
 
 
+@pytest.mark.outside_ci
 def test_failed_compaction_request_keeps_files_that_may_be_needed(store, monkeypatch):
     from pyspark_tseries.maintain import compactor
 

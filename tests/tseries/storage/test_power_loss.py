@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 import pyarrow as pa
 import pytest
 from documents import table
-from lengths import in_ci
+from lengths import in_ci, outside_ci
 from tseries.builders import forget_stores, new_store
 from tseries.large_batches import NOW, as_tasks, at, large
 from tseries.power_loss import Disk
@@ -136,7 +136,7 @@ def test_a_store_whose_first_creator_died_before_it_synced_survives_a_power_loss
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("wait", [0, 3])
+@pytest.mark.parametrize("wait", [0, *outside_ci(3)])
 def test_acknowledged_commit_survives_a_power_loss(tmp_path, monkeypatch, wait):
     machine = Machine(tmp_path, monkeypatch)
     machine.wait = wait  # With 3, checkpoints are written in the middle of later commits.

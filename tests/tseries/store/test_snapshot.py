@@ -31,6 +31,7 @@ def values(store, name="a"):
     return [event.value for event in store.range_query().select_from(name).events]
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_a_query_sees_what_other_processes_have_done(tmp_path):
     path = str(tmp_path / "s")

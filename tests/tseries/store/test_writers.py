@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from lengths import in_ci
+from lengths import in_ci, outside_ci
 from tseries.builders import batch, new_store, stored
 from tseries.limits import set_limits
 from tseries.meetings import Meeting, rival
@@ -38,7 +38,7 @@ for n in range(15):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("how", ["queue", "race"])
+@pytest.mark.parametrize("how", ["race", *outside_ci("queue")])
 def test_processes_write_the_same_series_of_one_store(tmp_path, how):
     new_store(tmp_path / "s")
     command = [sys.executable, "-c", WRITER, TESTS, str(tmp_path / "s")]

@@ -54,6 +54,7 @@ print(size, pool.max_memory())
 """
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_neither_tasks_nor_the_commit_hold_a_large_batch_in_memory(tmp_path):
     # A process of its own, whose memory is that of the batch.

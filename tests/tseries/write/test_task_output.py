@@ -466,6 +466,7 @@ def unsettle():
     freeze_objects.cache_clear()
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_each_process_of_a_write_settles_when_it_has_done_its_part(tmp_path):
     # Spark's worker collects garbage after each; unsettled that takes longer than the work.

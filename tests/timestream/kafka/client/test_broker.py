@@ -198,6 +198,7 @@ def test_unreachable_broker_fails_in_time_naming_its_addresses(where, monkeypatc
     assert "option 'kafkaConsumer.connectTimeoutMs'" in message
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_librdkafkas_repeats_are_one_line_a_minute(caplog, capfd, monkeypatch):
     monkeypatch.undo()

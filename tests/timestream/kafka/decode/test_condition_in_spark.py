@@ -96,6 +96,7 @@ BEFORE = [
 ]
 
 
+@pytest.mark.outside_ci
 def test_an_odd_text_is_refused_or_read_as_spark_reads_it(spark):
     """sqlglot takes more than Spark does, and a later one may take more."""
     kinds = dict(zip(ODD.schema.names, ODD.schema.types, strict=True))

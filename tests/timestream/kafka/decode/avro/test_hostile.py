@@ -120,6 +120,7 @@ print(grown // 1024)
 """
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_hostile_payloads_take_no_memory_by_what_they_claim():
     code = MEMORY_TEST.format(tests=next(path for path in sys.path if path.endswith("/tests/lib")))

@@ -144,6 +144,7 @@ def test_hostile_bytes_are_refused_where_googles_library_refuses_them(syntax, ta
         )
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 @settings(deadline=None)
 @given(RANDOMS, st.integers(1, 40))
