@@ -36,7 +36,6 @@ from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.model.arrays import (
     MAX_NUMBER,
     NEVER_US,
-    BoolArray,
     Int64Array,
     KeyRange,
     encode_runs,
@@ -74,7 +73,7 @@ from pyspark_tseries.model.ranges import (
 from pyspark_tseries.read.downsample import MAX_BYTES_AT_ONCE, downsample
 from pyspark_tseries.read.scan import Scope, run_query, sample_series
 from pyspark_tseries.read.view import known_series
-from pyspark_tseries.storage.erasures import read_records
+from pyspark_tseries.storage.erasures import flag_erased, read_records
 from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import (
@@ -707,7 +706,14 @@ class _RollupRun:
         rows, existing_rows = _join_keys(buckets, existing)
         buckets, existing = buckets.take(pa.array(rows)), existing.take(pa.array(existing_rows))
         if self._rollup.has_erasures:
-            is_editable = pa.array(~self._flag_erased(existing))
+            # Nobody can edit these.
+            is_erased = flag_erased(
+                self._rollup.location,
+                self._rollup.metadata.erasure,
+                existing["series"],
+                originals_of(existing),
+            )
+            is_editable = pa.array(~is_erased)
             buckets, existing = buckets.filter(is_editable), existing.filter(is_editable)
         rows, change_rows = _join_keys(buckets, changes)
         buckets, existing = buckets.take(pa.array(rows)), existing.take(pa.array(rows))
@@ -729,17 +735,6 @@ class _RollupRun:
         columns[REASON_FIELD.name] = describe_reasons(changes)
         self._add_pending(columns, buckets.num_rows)
         self._pending_counts.edited += buckets.num_rows
-
-    def _flag_erased(self, existing: pa.Table) -> BoolArray:
-        """Flag the buckets that were erased in the rollup, because nobody can edit these."""
-        erased = {
-            (record.erasure.series, sequence)
-            for record in read_records(self._rollup.location, self._rollup.metadata.erasure)
-            for sequence in record.erasure.events
-        }
-        originals = originals_of(existing).to_pylist()
-        keys = zip(existing["series"].to_pylist(), originals, strict=True)
-        return np.array([key in erased for key in keys], bool)
 
     def _add_pending(self, columns: Mapping[str, Any], size: int) -> None:
         arrays = [

@@ -30,7 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_timestream.core.declarations import quote_column
-from pyspark_timestream.core.instants import format_instant, parse_duration
+from pyspark_timestream.core.instants import format_duration, format_instant, parse_duration
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
@@ -56,6 +56,7 @@ from pyspark_tseries.spark.query_checks import (
     refuse_other_windows,
     refuse_without_ctis,
 )
+from pyspark_tseries.storage.erasures import flag_erased
 from pyspark_tseries.storage.location import Location, list_directories, parse_location, sync
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
@@ -80,6 +81,8 @@ No column of a store has a space in its name, so no result is called like this o
 _ORIGINAL: Final = "tseries original"
 _ROW: Final = "tseries row"
 _US: Final = "tseries us"
+_CORRECTED_US: Final = "tseries corrected us"
+_COUNT: Final = "tseries count"
 _LEFT: Final = "tseries left"
 
 
@@ -106,6 +109,12 @@ class WindowRules:
     max_age_us: int | None = None
     beside_others: bool = False
     window_us: int | None = None
+
+    def name_merges(self) -> dict[str, str]:
+        """Return the name of each column's rule; all functions have the same."""
+        return {
+            name: how if isinstance(how, str) else "function" for name, how in self.merges.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +239,7 @@ class Corrections(Revision):
         token: identifies the batch.
         is_first: True if nobody has corrected the store yet.
         hidden: after `revise`, the windows left out because the store's retained range hides them.
+        erased: after `revise`, the windows left out because they may have been erased.
     """
 
     windows: pa.Table
@@ -238,6 +248,7 @@ class Corrections(Revision):
     token: tuple[str, int] | None = None
     is_first: bool = False
     hidden: pa.Table | None = field(default=None)
+    erased: pa.Table | None = field(default=None)
 
     @property
     def digest(self) -> int:
@@ -254,7 +265,10 @@ class Corrections(Revision):
             _refuse_other_reasons(in_force.take(windows[_ROW].drop_null()))
         is_hidden = self._find_hidden(windows, in_force, context.index)
         self.hidden = windows.filter(is_hidden).select(self.windows.column_names)
-        merged = self._merge(windows.filter(pc.invert(is_hidden)), in_force)
+        windows = windows.filter(pc.invert(is_hidden))
+        is_erased = self._find_erased(windows, in_force, snapshot)
+        self.erased = windows.filter(is_erased).select(self.windows.column_names)
+        merged = self._merge(windows.filter(pc.invert(is_erased)), in_force)
         # If only late rows make an original, its other columns are null.
         rows = self._stage(merged, in_force.take(merged[_ROW]))
         # Refuse no timestamp here: the windows are in the store, or would be.
@@ -369,6 +383,42 @@ class Corrections(Revision):
         )
         may_be_hidden = pc.or_(pc.fill_null(is_older, False), all_hidden)
         return pc.and_(windows[_ORIGINAL].is_null(), may_be_hidden)
+
+    def _find_erased(
+        self, windows: pa.Table, in_force: pa.Table, snapshot: Snapshot
+    ) -> pa.Array | pa.ChunkedArray:
+        """Flag the windows that may have been erased: late rows alone would pass for all of them.
+
+        An erased event has lost its window's start. If the writing query made it, its timestamp is
+        that of the window; if a correction did, perhaps late, the window may be any before it.
+        """
+        if not snapshot.has_erasures:
+            return pa.repeat(pa.scalar(False), windows.num_rows)
+        series, window = self.rules.keys
+        is_erased = flag_erased(
+            snapshot.location, snapshot.metadata.erasure, in_force["series"], in_force["sequence"]
+        )
+        erased = in_force.filter(pa.array(is_erased))
+        is_correction = pc.equal(erased["author"].cast(pa.string()), self.rules.author)
+        erased_us = erased["timestamp"].cast(pa.int64())
+        bounds = pa.table(
+            {
+                series: erased["series"],
+                _US: erased_us,
+                _CORRECTED_US: pc.if_else(is_correction, erased_us, NEVER_US),
+            }
+        )
+        of_times = bounds.group_by([series, _US], use_threads=False).aggregate([([], "count_all")])
+        of_times = of_times.rename_columns([series, _US, _COUNT])
+        of_series = bounds.group_by([series], use_threads=False).aggregate([(_CORRECTED_US, "max")])
+        of_series = of_series.rename_columns([series, _CORRECTED_US])
+        time_us = pc.add(windows[window].cast(pa.int64()), self.rules.offset_us)
+        keys = _number(windows.select([series]).append_column(_US, time_us), _ROW)
+        found = _join(_join(keys, of_times, [series, _US]), of_series, [series])
+        found = found.sort_by(_ROW)  # A join does not keep the order of rows.
+        has_time = found[_COUNT].is_valid()
+        may_be_late = pc.fill_null(pc.less_equal(time_us, found[_CORRECTED_US]), False)
+        return pc.and_(windows[_ORIGINAL].is_null(), pc.or_(has_time, may_be_late))
 
     def _stage(self, rows: pa.Table, in_force: pa.Table) -> pa.Table:
         """Return the rows to write: edits of windows in force, and originals of the others.
@@ -572,7 +622,7 @@ class _Basis:
 
     `compared` is True once the query's streams were compared with those of the windows; a batch
     that cannot compare them yet lets all windows wait. `author` is the author of the corrections,
-    `rows` the digest of the late rows.
+    `rows` the digest of the late rows; `merges` and `window_us` say how the rows were aggregated.
     """
 
     cti_us: int | None
@@ -580,6 +630,13 @@ class _Basis:
     author: str
     compared: bool = True
     rows: int | None = None
+    merges: Mapping[str, str] | None = None
+    window_us: int | None = None
+
+
+def _describe_rules(merges: Mapping[str, str] | None, window_us: int | None) -> str:
+    results = ", ".join(f"'{name}' ({how})" for name, how in sorted((merges or {}).items()))
+    return results if window_us is None else f"{results} of {format_duration(window_us)}"
 
 
 @dataclass(slots=True)
@@ -617,7 +674,7 @@ class _Corrector:
                 "bring the file back, or start with a new checkpoint and a store without "
                 "corrections of this query",
             )
-        waiting = new.slice(0, 0) if before is None else before[0].cast(new.schema)
+        waiting = new.slice(0, 0) if before is None else self._continue(*before, new.schema)
         decided, digest = self._read(query, number), digest_rows(new)
         if decided is not None:
             basis = decided[1]
@@ -630,7 +687,13 @@ class _Corrector:
             waiting, new, self.rules, cti_us=basis.cti_us, oldest_us=basis.oldest_us
         )
         if decided is None:
-            self._write(query, number, step.waiting, dataclasses.replace(basis, rows=digest))
+            noted = dataclasses.replace(
+                basis,
+                rows=digest,
+                merges=self.rules.name_merges(),
+                window_us=self.rules.window_us,
+            )
+            self._write(query, number, step.waiting, noted)
         self._warn_left_out(
             step.too_old, "is further before the store's newest window than max_age"
         )
@@ -659,6 +722,31 @@ class _Corrector:
         oldest_us = newest_us - (self.rules.max_age_us or 0) if is_limited else None
         return _Basis(index.metadata.ctis.store_us, oldest_us, self.rules.author)
 
+    def _continue(self, waiting: pa.Table, basis: _Basis, schema: pa.Schema) -> pa.Table:
+        """Return the windows that wait since the last batch, in the columns of `schema`.
+
+        The rows of these windows were aggregated as that batch did; others can only follow them.
+        """
+        if not waiting.num_rows:
+            return schema.empty_table()
+        had = _describe_rules(basis.merges, basis.window_us)
+        given = _describe_rules(self.rules.name_merges(), self.rules.window_us)
+        named = waiting.rename_columns([*self.rules.keys, *waiting.column_names[2:]])
+        if had != given:
+            problem = f"{waiting.num_rows} windows that wait have {had}, and this query {given}"
+        else:
+            try:
+                return named.select(schema.names).cast(schema)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                problem = f"the results of {waiting.num_rows} windows that wait do not fit: {error}"
+        raise UpdateFailed(
+            problem,
+            "the aggregates, rules and window of the last run, for as long as windows wait",
+            "restart as before, and change them once the store's CTI has passed all windows that "
+            "wait; or call withdraw_corrections(store), and start anew with a new checkpoint. "
+            "Nothing of the batch is stored",
+        )
+
     def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
         others = self._find_others(store, query)
         token = f"{LATE_TOKEN}{query}", number
@@ -677,6 +765,8 @@ class _Corrector:
         store.append(corrections)
         if corrections.hidden is not None:
             self._warn_left_out(corrections.hidden, "is out of the store's retained range")
+        if corrections.erased is not None:
+            self._warn_left_out(corrections.erased, "was erased, or may have been")
         maintain_after_commit(store)
 
     def _find_others(self, store: Store, query: str) -> list[str]:

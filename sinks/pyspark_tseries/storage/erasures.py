@@ -194,6 +194,23 @@ def read_records(location: Location, erasure_id: str | None) -> Iterator[Erasure
         erasure_id = record.previous
 
 
+def flag_erased(
+    location: Location, erasure_id: str | None, series: pa.ChunkedArray, sequences: pa.ChunkedArray
+) -> BoolArray:
+    """Flag the events of `series` and `sequences` that an erasure, or one before it, has erased.
+
+    Raises:
+        UnusableStore: a record is missing or damaged.
+    """
+    erased = {
+        (record.erasure.series, sequence)
+        for record in read_records(location, erasure_id)
+        for sequence in record.erasure.events
+    }
+    keys = zip(series.to_pylist(), sequences.to_pylist(), strict=True)
+    return np.array([key in erased for key in keys], bool)
+
+
 def find_erased_series(
     location: Location, erasure_id: str | None, since: str | None
 ) -> set[str] | None:

@@ -148,6 +148,7 @@ def in_force(path):
     return {
         (row["series"], round(row["hour"].timestamp()) // 3600): tuple(row[name] for name in MERGES)
         for row in rows
+        if row["hour"] is not None
     }
 
 
@@ -341,6 +342,82 @@ def test_windows_that_a_former_limit_hides_are_told_and_not_written_again(tmp_pa
     plan(path).correct(windows([("a", 0, 2), ("b", 0, 2), ("b", 1, 2)]), "q", 0)
     assert TimeSeries.open(path).describe()["events"] == 4
     assert "3 late rows of 3 windows are left out" in caplog.text
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_window_that_was_erased_is_told_and_not_written_again(tmp_path, caplog, edited):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    for hour in range(3):
+        main.write([("a", hour, 5), ("b", hour, 5)], hour)
+    if edited:
+        plan(path).correct(windows([("a", 1, 2)]), "q", 0)
+    TimeSeries.open(path).erase("a", [3 if edited else 1], "gdpr")
+    late = windows([("a", 1, 2), ("a", 2, 2), ("b", 1, 2)])
+    plan(path).correct(late, "q", 1 if edited else 0)
+    both = (2, 2, 5, 10)
+    kept = {("a", 0): (1, 5, 5, 5), ("b", 0): (1, 5, 5, 5), ("b", 2): (1, 5, 5, 5)}
+    assert in_force(path) == {**kept, ("a", 2): both, ("b", 1): both}
+    assert "1 late rows of 1 windows are left out" in caplog.text
+    assert "'a' at 1970-01-01T01:00:00Z, which was erased" in caplog.text
+
+
+def test_erased_window_of_late_rows_alone_is_not_written_again_but_one_after_it(tmp_path, caplog):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    for hour in range(3):
+        main.write([("b", hour, 5)] if hour else [], hour)
+    main.write([("a", 3, 5)], 3)
+    plan(path).correct(windows([("a", 1, 2)]), "q", 0)
+    TimeSeries.open(path).erase("a", [1], "gdpr")
+    main.write([], 5)
+    plan(path).correct(windows([("a", 1, 4), ("a", 4, 2)]), "q", 1)
+    found = {hour: values for (name, hour), values in in_force(path).items() if name == "a"}
+    assert found[3] == (1, 5, 5, 5)
+    assert found[4] == (1, 2, 2, 2)
+    assert 1 not in found
+    assert "1 late rows of 1 windows are left out" in caplog.text
+
+
+def test_restart_may_name_and_order_columns_otherwise_while_windows_wait(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5)], 0)
+    plan(path).correct(windows([("a", 3, 2)]), "q", 0)
+    main.write([("a", 3, 5)], 3)
+    order = dict(reversed(MERGES.items()))
+    late = windows([("a", 3, 4)]).select([*KEYS, *order, LATE_COUNT])
+    rules = replace(plan(path, merges=order).rules, keys=("station", "hour"))
+    late = late.rename_columns(["station", *late.column_names[1:]])
+    _Corrector(parse_location(path), rules).correct(late, "q", 1)
+    assert in_force(path)["a", 3] == (3, 2, 5, 40)
+
+
+@pytest.mark.parametrize(
+    ("merges", "window_us", "said"),
+    [
+        ({"rides": "sum"}, HOUR_US, r"and this query 'rides' \(sum\) of 1 hour; accepted"),
+        ({**MERGES, "longest": "min"}, HOUR_US, r"'longest' \(max\).*'longest' \(min\)"),
+        (MERGES, HOUR_US // 2, "of 1 hour, and this query .* of 30 minutes"),
+    ],
+    ids=["aggregates", "rule", "length"],
+)
+def test_other_aggregates_are_refused_while_windows_wait_and_taken_once_none_waits(
+    tmp_path, merges, window_us, said
+):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5)], 0)
+
+    def correct(rows, number, merges=MERGES, window_us=HOUR_US):
+        rules = replace(plan(path, merges=merges).rules, window_us=window_us)
+        late = windows(rows).select([*KEYS, *merges, LATE_COUNT])
+        _Corrector(parse_location(path), rules).correct(late, "q", number)
+
+    correct([("a", 3, 2)], 0)
+    main.write([("a", 3, 5)], 3)
+    with pytest.raises(UpdateFailed, match=said):
+        correct([("a", 3, 4)], 1, merges, window_us)
+    correct([("a", 3, 4)], 1)
+    assert in_force(path)["a", 3] == (3, 2, 5, 40)
+    correct([("a", 0, 4)], 2, merges, window_us)
+    assert in_force(path)["a", 0][0] == 2
 
 
 def test_edit_leaves_columns_that_are_no_aggregates_as_they_are(tmp_path):
