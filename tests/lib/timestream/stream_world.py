@@ -211,7 +211,7 @@ class World:
                 partition: partition_offset.end_exclusive
                 for partition, partition_offset in previous.partitions.items()
             }
-            positions, losses = reconcile(wanted, wanted, readable_ends, fail_on_data_loss=False)
+            positions, losses = reconcile(wanted, wanted, readable_ends)
             found = {
                 partition: previous.missing.get(partition)
                 for partition in ends
@@ -222,18 +222,13 @@ class World:
                 for partition, partition_offset in found.items()
             }
             returned = any(found.values())
-            idle = {
-                partition
-                for partition, partition_offset in previous.partitions.items()
-                if partition_offset.idle
-            }
             if run.new_start:
                 self.watch.resume(previous.partitions)
             sight = BrokerSnapshot(
                 lost=bool(losses) or returned,
                 now_us=self.now,
                 caught_up_since_us=self.watch.update(
-                    self, positions, readable_ends, idle, self.now
+                    self, positions, readable_ends, previous.idle, self.now
                 ),
                 topic_ids={"topic": "the same"},
                 imported=imported,

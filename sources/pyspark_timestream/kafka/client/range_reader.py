@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
+from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client.bounded import BoundedClient, CallAbandoned
 from pyspark_timestream.kafka.client.consumer import (
     COMMIT_TIMEOUT_S,
@@ -64,7 +64,7 @@ from pyspark_timestream.kafka.client.errors import (
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks, drop_clock
-from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
+from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S, report_losses
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
@@ -478,15 +478,13 @@ class RangeReader:
             f"{offset_range.partition}: offset {position} can no longer be read: "
             f"{problem.error.str()}; offsets {earliest} to {end} exist"
         )
-        if self._options.fail_on_data_loss:
-            raise DataLost(f"{loss}. {LOSS_ADVICE}")
         # If the log begins after the range, nothing is left of it.
         resumed = (
             earliest
             if position < earliest < offset_range.end_exclusive
             else offset_range.end_exclusive
         )
-        _LOG.warning("%s; going on at offset %d", loss, resumed)
+        report_losses(self._options, loss, next_step=f"going on at offset {resumed}")
         self._consumer.seek(offset_range.partition, resumed)
         return resumed
 

@@ -20,17 +20,12 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import damaged_offset, is_initial_offset
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.core.processes import EndRequests, find_directory
-from pyspark_timestream.errors import (
-    LOSS_ADVICE,
-    CheckpointMismatch,
-    DataLost,
-    name_topics,
-)
+from pyspark_timestream.errors import CheckpointMismatch, name_topics
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import Projection
@@ -75,6 +70,7 @@ from pyspark_timestream.kafka.offsets.positions import (
     make_start_bound,
     pin_ends,
     reconcile,
+    report_losses,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
@@ -96,15 +92,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 _NO_WORK_AFTER_US: Final = 1_000_000
 """Time without work after which one more offset records the final positions."""
-
-
-class _Logs(NamedTuple):
-    """The partitions' logs, and where to go on reading; fields as in `BrokerSnapshot`."""
-
-    positions: Mapping[Partition, int]
-    ends: Mapping[Partition, int]
-    lost: bool
-    topic_ids: Mapping[str, str]
 
 
 class _WaitingChange:
@@ -387,27 +374,24 @@ class StreamDriver:
         imported = self._read_imported(previous, run.change)
         has_new_ctis = has_new_import(previous, imported)
         high_watermarks = self._ends.get_high_watermarks() if has_new_ctis else {}
-        logs = self._examine_logs(previous, run)
+        snapshot = self._examine_logs(previous, run)
         if imported is not None:
             # A new CTI waits for the ends of all logs, a known one for those of new partitions.
-            new = logs.positions.keys() - previous.partitions.keys()
-            waiting = logs.positions.keys() if has_new_ctis else new
+            new = snapshot.positions.keys() - previous.partitions.keys()
+            waiting = snapshot.positions.keys() if has_new_ctis else new
             high_watermarks = self._add_lacking_ends(high_watermarks, waiting)
             if has_new_ctis and not waiting <= high_watermarks.keys():
                 # While a partition's leader changes, its end is unknown: leave the new CTIs to a
                 # later batch.
                 imported = previous.imported
         now_us = self._now_us()
-        caught_up_since_us = self._watch_idle(previous, logs.positions, run, now_us)
+        caught_up_since_us = self._watch_idle(previous, snapshot.positions, run, now_us)
         end_states = self._end_states.find(self._options, previous)
-        snapshot = BrokerSnapshot(
-            positions=logs.positions,
-            ends=logs.ends,
-            lost=logs.lost,
+        snapshot = replace(
+            snapshot,
             now_us=now_us,
             caught_up_since_us=caught_up_since_us,
             nothing_to_do=not run.bounded and self._work.has_had_no_work(now_us),
-            topic_ids=logs.topic_ids,
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, previous.fixed_ends, {}),
             malformed_payloads=end_states.malformed_payloads,
@@ -462,7 +446,7 @@ class StreamDriver:
         lacking = set(partitions) - high_watermarks.keys()
         return {**high_watermarks, **(self._broker.high_watermarks(lacking) if lacking else {})}
 
-    def _examine_logs(self, previous: StreamOffset, run: RunContext) -> _Logs:
+    def _examine_logs(self, previous: StreamOffset, run: RunContext) -> BrokerSnapshot:
         """Find the positions to go on at, new partitions, and losses (semantics 5.5, 5.6, 9.1)."""
         ended = self._find_ended(previous)
         open_positions = _find_open_positions(previous, ended)
@@ -482,18 +466,21 @@ class StreamDriver:
             open_positions | returned,
             earliest,
             readable_ends,
-            fail_on_data_loss=self._options.fail_on_data_loss,
             recreated=recreated,
             unchanged=find_unchanged_topics(previous.topic_ids, topic_ids),
         )
-        for loss in losses:
-            _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
+        report_losses(self._options, *losses)
         starts = {
             partition: earliest[partition]
             for partition in new
             if partition in earliest and partition not in returned
         }
-        return _Logs({**positions, **ended, **starts}, ends, bool(losses or returned), topic_ids)
+        return BrokerSnapshot(
+            positions={**positions, **ended, **starts},
+            ends=ends,
+            lost=bool(losses or returned),
+            topic_ids=topic_ids,
+        )
 
     def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
         """Return the positions of the partitions that have reached their own ends (7.6, 7.7)."""
@@ -534,13 +521,9 @@ class StreamDriver:
         """Return which partitions have caught up, and since when (semantics 5.3)."""
         if run.new_start:
             self._idle_tracker.resume(previous.partitions)
-        idle = {
-            partition
-            for partition, partition_offset in previous.partitions.items()
-            if partition_offset.idle
-        }
-        readable_ends = self._ends.readable_ends
-        return self._idle_tracker.update(self._broker, positions, readable_ends, idle, now_us)
+        return self._idle_tracker.update(
+            self._broker, positions, self._ends.readable_ends, previous.idle, now_us
+        )
 
     def _ask_time_index(self, state: StreamState) -> Mapping[Partition, int | None]:
         """Return the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
@@ -585,13 +568,11 @@ class StreamDriver:
         topic_ids = self._topic_ids.require(recorded.keys(), f"batch {offset.number} runs again")
         recreated = find_recreated_topics(recorded, topic_ids)
         if recreated:
-            loss = (
+            report_losses(
+                self._options,
                 f"batch {offset.number} runs again without the records of "
-                f"{name_topics(recreated)}, deleted and created again since it was planned"
+                f"{name_topics(recreated)}, deleted and created again since it was planned",
             )
-            if self._options.fail_on_data_loss:
-                raise DataLost(f"{loss}. {LOSS_ADVICE}")
-            _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         return recreated
 
     def plan_joined_batches(self, start: Mapping[str, Any], end: StreamOffset) -> list[TaskPlan]:
@@ -687,9 +668,8 @@ def _find_open_positions(
     previous: StreamOffset, ended: Mapping[Partition, int]
 ) -> dict[Partition, int]:
     """Return the positions after `previous` of the partitions that have not ended."""
-    partitions = previous.partitions.items()
     return {
         partition: partition_offset.end_exclusive
-        for partition, partition_offset in partitions
+        for partition, partition_offset in previous.partitions.items()
         if partition not in ended
     }

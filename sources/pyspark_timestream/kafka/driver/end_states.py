@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.core.session import REQUIRED_SETTINGS, suggest_fix
-from pyspark_timestream.errors import LOSS_ADVICE, DataLost
+from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.diagnosis.diagnoses import (
@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     group_name,
 )
 from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, StreamOffset
-from pyspark_timestream.kafka.offsets.positions import find_recreated_topics
+from pyspark_timestream.kafka.offsets.positions import find_recreated_topics, report_losses
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, compute_end_clock
@@ -53,23 +53,9 @@ class EndStates:
     diagnoses: tuple[Diagnosis, ...] = ()
 
 
-def _copy_start_states(
-    offset: StreamOffset,
-) -> tuple[dict[Partition, PartitionClock], dict[Partition, MalformedPayloads]]:
-    """Return the clocks and counts at the start of the batch `offset`."""
-    partitions = offset.partitions.items()
-    return (
-        {partition: partition_offset.clock for partition, partition_offset in partitions},
-        {
-            partition: partition_offset.malformed_payloads
-            for partition, partition_offset in partitions
-        },
-    )
-
-
 def take_end_states(offset: StreamOffset, range_ends: Mapping[Partition, RangeEnd]) -> EndStates:
     """Return the end states of the batch `offset` from those of its ranges."""
-    clocks, malformed = _copy_start_states(offset)
+    clocks, malformed = offset.clocks, offset.malformed_payloads
     for partition, end in range_ends.items():
         clocks[partition] = end.clock
         malformed[partition] += end.malformed_payloads
@@ -87,7 +73,7 @@ def find_end_states(
     `restore` computes the clock after a range from its records; None if the clocks hold only
     counts, which are not worth reading the records again.
     """
-    clocks, malformed = _copy_start_states(offset)
+    clocks, malformed = offset.clocks, offset.malformed_payloads
     decoded: dict[Partition, GroupMetadata] = {}
     for offset_range in offset.ranges():
         if not offset_range.size:
@@ -184,7 +170,7 @@ def load_end_states(
     if options.cuts_partitions:
         # No task sees a whole partition, so none has its clock. Cutting is only allowed without
         # CTIs, so the clock would hold nothing but counts.
-        return EndStates(*_copy_start_states(offset))
+        return EndStates(offset.clocks, offset.malformed_payloads)
     metadata = broker.committed_metadata(
         [offset_range.partition for offset_range in offset.ranges() if offset_range.size]
     )
@@ -200,13 +186,12 @@ def lose_clock(
     Raises:
         DataLost: option `failOnDataLoss` is true.
     """
-    loss = (
+    report_losses(
+        options,
         f"no task committed the clock of {offset_range.partition} after offset "
-        f"{offset_range.end_exclusive - 1}, and its topic was deleted and created again"
+        f"{offset_range.end_exclusive - 1}, and its topic was deleted and created again",
+        next_step=f"it goes on as it was at offset {offset_range.start_inclusive}",
     )
-    if options.fail_on_data_loss:
-        raise DataLost(f"{loss}. {LOSS_ADVICE}")
-    _LOG.warning("%s; it goes on as it was at offset %d", loss, offset_range.start_inclusive)
     return offset.partitions[offset_range.partition].clock
 
 

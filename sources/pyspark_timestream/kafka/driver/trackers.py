@@ -14,7 +14,6 @@ leads a partition may return an old end of its log. So a running stream takes it
 the logs have everything that it has read, and never below the ends that it has seen.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -38,6 +37,7 @@ from pyspark_timestream.kafka.offsets.positions import (
     find_recreated_topics,
     limit_ends,
     reconcile,
+    report_losses,
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     find_caught_up,
@@ -49,8 +49,6 @@ from pyspark_timestream.kafka.options.parsers import EARLIEST
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
 from pyspark_timestream.rules.clocks import max_known, raise_cti
-
-_LOG: Final = logging.getLogger(__name__)
 
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
 
@@ -262,12 +260,10 @@ class CtiImporter:
             topic.positions,
             earliest,
             ends,
-            fail_on_data_loss=self._options.fail_on_data_loss,
             recreated=recreated,
             unchanged=frozenset(self.topic_ids) - recreated,
         )
-        for loss in losses:
-            _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
+        report_losses(self._options, *losses)
         starts = {
             partition: replace(topic.partitions[partition], position=position)
             for partition, position in positions.items()

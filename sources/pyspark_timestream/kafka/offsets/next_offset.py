@@ -196,10 +196,8 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
     if state.has_run_ended:
         # After the end-of-run batch no partition becomes idle.
         return planned
-    snapshot = state.snapshot
-    was_idle = {partition for partition in planned.partitions if state.was_idle(partition)}
-    timeout_us = state.run.idle_timeout_us
-    idle = find_idle(snapshot.caught_up_since_us, was_idle, timeout_us, snapshot.now_us)
+    since_us, now_us = state.snapshot.caught_up_since_us, state.snapshot.now_us
+    idle = find_idle(since_us, state.previous.idle, state.run.idle_timeout_us, now_us)
 
     def set_idle(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
         is_idle = partition in idle

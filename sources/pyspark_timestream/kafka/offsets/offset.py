@@ -446,6 +446,21 @@ class StreamOffset:
     unpinned: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[ClockChange, ...] = ()
 
+    @property
+    def idle(self) -> frozenset[Partition]:
+        """The partitions that do not hold back the stream's CTI."""
+        return frozenset(partition for partition, entry in self.partitions.items() if entry.idle)
+
+    @property
+    def clocks(self) -> dict[Partition, PartitionClock]:
+        """The clock of each partition at the batch's start."""
+        return {partition: entry.clock for partition, entry in self.partitions.items()}
+
+    @property
+    def malformed_payloads(self) -> dict[Partition, MalformedPayloads]:
+        """The malformed values and keys of each partition before the batch."""
+        return {partition: entry.malformed_payloads for partition, entry in self.partitions.items()}
+
     def ranges(self) -> list[OffsetRange]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
         return [

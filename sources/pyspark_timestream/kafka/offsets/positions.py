@@ -14,6 +14,7 @@ lost nor lag behind.
 By `maxSkew` a batch reads partitions only up to about the same time (5.10).
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -26,6 +27,8 @@ from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import PartitionClock, compute_stream_cti, has_reached
+
+_LOG: Final = logging.getLogger(__name__)
 
 LEADER_CHANGE_GRACE_S: Final = 5.0
 """How long a partition must be missing, or its log too short, before the driver believes it."""
@@ -51,7 +54,6 @@ def reconcile(
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     *,
-    fail_on_data_loss: bool,
     recreated: Set[str] = frozenset(),
     unchanged: Set[str] = frozenset(),
 ) -> tuple[dict[Partition, int], list[str]]:
@@ -59,9 +61,6 @@ def reconcile(
 
     Topics in `unchanged` are certainly those that were read before: if such a log is too short, its
     end is lost.
-
-    Raises:
-        DataLost: something was lost, and `fail_on_data_loss` is true.
     """
     positions, losses = dict(last_positions), []
     for partition, position in sorted(last_positions.items()):
@@ -78,9 +77,23 @@ def reconcile(
         )
         if loss is not None:
             losses.append(f"{partition} {loss}")
-    if losses and fail_on_data_loss:
-        raise DataLost(f"{'; '.join(losses)}. {LOSS_ADVICE}")
     return positions, losses
+
+
+def report_losses(
+    options: KafkaOptions,
+    *losses: str,
+    next_step: str = "going on, as option 'failOnDataLoss' is 'false'",
+) -> None:
+    """Fail the query over lost records, or warn that it goes on without them.
+
+    Raises:
+        DataLost: there are losses, and option `failOnDataLoss` is true.
+    """
+    if losses and options.fail_on_data_loss:
+        raise DataLost(f"{'; '.join(losses)}. {LOSS_ADVICE}")
+    for loss in losses:
+        _LOG.warning("%s; %s", loss, next_step)
 
 
 def _find_loss(

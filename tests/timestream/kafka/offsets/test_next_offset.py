@@ -32,7 +32,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     encode_group_metadata,
 )
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
-from pyspark_timestream.kafka.offsets.positions import reconcile
+from pyspark_timestream.kafka.offsets.positions import reconcile, report_losses
 from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange
@@ -403,17 +403,20 @@ WANTED = {at(0): 10, at(1): 10}
     ],
     ids=["nothing lost", "deleted", "truncated", "gone"],
 )
-def test_losses_are_named_and_then_failed_or_passed_over(earliest, ends, positions, said):
-    found, losses = reconcile(WANTED, earliest, ends, fail_on_data_loss=False)
+def test_losses_are_named_and_then_failed_or_passed_over(caplog, earliest, ends, positions, said):
+    found, losses = reconcile(WANTED, earliest, ends)
     assert found == positions
     assert len(losses) == (said is not None)
+    report_losses(options(failOnDataLoss="false"), *losses)
     if said is None:
-        assert reconcile(WANTED, earliest, ends, fail_on_data_loss=True) == (positions, [])
+        report_losses(options(), *losses)
+        assert not caplog.messages
         return
+    assert caplog.messages == [f"{losses[0]}; going on, as option 'failOnDataLoss' is 'false'"]
     assert said in losses[0]
     assert "topic 'topic' partition 1" in losses[0]
     with pytest.raises(DataLost, match="failOnDataLoss") as lost:
-        reconcile(WANTED, earliest, ends, fail_on_data_loss=True)
+        report_losses(options(), *losses)
     assert said in str(lost.value)
 
 
