@@ -116,52 +116,63 @@ _DEFAULT_LIFE_MS: Final = 300_000
 """librdkafka's `message.timeout.ms`: after this time it reports a record as failed."""
 
 
-class _MarkLock:
-    """A lock that threads hold for one record each, and a mark holds with precedence.
+_FLUSHING: Final = "flushing"
+_HOLDING: Final = "holding"
 
-    Threads that produce without a pause would keep a mark waiting for ever at a plain lock. So a
-    mark announces itself first, and producing threads then wait.
+
+class _MarkLock:
+    """A lock that threads hold for one record each, and that a mark gets before all records.
+
+    At a plain lock, threads that produce without a pause would keep a mark waiting for ever. So a
+    mark takes `_marking` first, and records wait while it is taken.
+
+    The client calls back from the thread that makes a call while another thread waits for it. So
+    the call runs in the role of the waiting thread (`lend`), which decides what waits:
+
+    - No role: a record waits for marks, and a mark for records and marks.
+    - Flushing, in a callback of a flush: a record does not wait, because the flush of a mark may
+      wait for this callback; the mark then goes behind the record. A mark waits.
+    - Holding, also in a callback of a call under the lock: nothing waits.
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition(threading.RLock())
-        self._count_lock = threading.Lock()
-        self._marks = 0
-        self._owners: list[int] = []
-        self._flushing: list[int] = []
+        self._condition = threading.Condition()
+        self._marking = threading.Lock()
+        self._roles: dict[int, str] = {}  # By thread.
 
     @contextmanager
     def shared(self) -> Iterator[bool]:
-        """Hold it for one record; yield True if this thread holds it already, in a callback."""
-        # Callbacks of the holder and of any flush do not wait. A mark waits for all callbacks of
-        # earlier records, so it goes behind what they produce.
+        """Hold it for one record; yield True if the record does not wait, in a callback."""
         me = threading.get_ident()
-        if me in self._owners or me in self._flushing:
+        if me in self._roles:
             yield True
             return
         with self._condition:
-            while self._marks:
+            while self._marking.locked():
                 self._condition.wait()
-            # Inlines `_noted`, because this runs for each record.
-            self._owners.append(me)
+            # Inlines `_as`, because this runs for each record.
+            self._roles[me] = _HOLDING
             try:
                 yield False
             finally:
-                self._owners.remove(me)
+                del self._roles[me]
 
     @property
     def is_held(self) -> bool:
         """Whether this thread holds it, by itself or by `lend`."""
-        return threading.get_ident() in self._owners
+        return self._roles.get(threading.get_ident()) == _HOLDING
 
     def lend(self, function: Callable[[Any], T], *, is_flush: bool = False) -> Callable[[Any], T]:
-        """Wrap `function` for another thread; its callbacks wait only if they would in this one."""
-        me = threading.get_ident()
-        if me in self._owners:
-            return partial(_run_noted, self._owners, function)
-        if is_flush or me in self._flushing:
-            return partial(_run_noted, self._flushing, function)
-        return function
+        """Wrap `function` for another thread, which runs it in the role of this one."""
+        role = self._roles.get(threading.get_ident(), _FLUSHING if is_flush else None)
+        if role is None:
+            return function
+
+        def run(client: Any) -> T:
+            with self._as(role):
+                return function(client)
+
+        return run
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -169,32 +180,26 @@ class _MarkLock:
         if self.is_held:
             yield
             return
-        with self._count_lock:
-            self._marks += 1
-        with self._condition:
-            try:
-                with _noted(self._owners):
-                    yield
-            finally:
-                with self._count_lock:
-                    self._marks -= 1
+        try:
+            with self._marking, self._condition, self._as(_HOLDING):
+                yield
+        finally:
+            with self._condition:
                 self._condition.notify_all()
 
-
-@contextmanager
-def _noted(threads: list[int]) -> Iterator[None]:
-    """List this thread among `threads` inside the `with` block."""
-    me = threading.get_ident()
-    threads.append(me)
-    try:
-        yield
-    finally:
-        threads.remove(me)
-
-
-def _run_noted(threads: list[int], function: Callable[[Any], T], client: Any) -> T:
-    with _noted(threads):
-        return function(client)
+    @contextmanager
+    def _as(self, role: str) -> Iterator[None]:
+        """Give this thread a role inside the `with` block."""
+        me = threading.get_ident()
+        before = self._roles.get(me)
+        self._roles[me] = role
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._roles[me]
+            else:
+                self._roles[me] = before
 
 
 class _Patience:

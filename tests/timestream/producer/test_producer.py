@@ -616,7 +616,7 @@ def test_a_callback_of_a_flush_may_produce_while_another_thread_notes_time() -> 
 
     def produce_more(error: Any, message: Any) -> None:
         begun.set()
-        until(lambda: one._lock._marks)
+        until(one._lock._marking.locked)
         time.sleep(0.3)
         one._reports.clear_failure()
         one.produce("b", on_delivery=lambda error, message: order.append("b is reported"))
