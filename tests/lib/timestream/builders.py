@@ -12,11 +12,11 @@ from pyspark_timestream.kafka.offsets.next_offset import (
     plan_first_offset,
     plan_next_offset,
 )
-from pyspark_timestream.kafka.offsets.positions import find_alignment
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     RunContext,
     StreamState,
+    find_alignment,
 )
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition

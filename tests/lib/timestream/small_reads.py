@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from pyspark_timestream.kafka import ranges
-from pyspark_timestream.kafka.offsets import positions
+from pyspark_timestream.kafka.offsets import stream_state
 
 
 @contextmanager
@@ -14,7 +14,7 @@ def small_reads(*, tasks: bool = True, alignments: bool = True) -> Iterator[None
     """Logs of a few records make several tasks, and are aligned too."""
     with pytest.MonkeyPatch.context() as patch:
         if alignments:
-            patch.setattr(positions, "MIN_READ", 1)
+            patch.setattr(stream_state, "MIN_READ", 1)
         if tasks:
             patch.setattr(ranges, "MIN_TASK_RECORDS", 3)
         yield

@@ -24,11 +24,12 @@ from timestream.builders import (
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.kafka.driver.trackers import CtiImporter, IdleTracker, derive_import_options
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
-from pyspark_timestream.kafka.offsets.positions import find_alignment, reconcile
+from pyspark_timestream.kafka.offsets.positions import reconcile
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     MaxSkew,
     RunContext,
+    find_alignment,
 )
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange

@@ -62,7 +62,6 @@ from pyspark_timestream.kafka.offsets.offset import (
     read_recorded_offset,
 )
 from pyspark_timestream.kafka.offsets.positions import (
-    find_alignment,
     find_ended,
     find_recreated_topics,
     find_unchanged_topics,
@@ -77,6 +76,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     MaxSkew,
     RunContext,
     StreamState,
+    find_alignment,
     find_emitted_cti,
     has_new_import,
 )

@@ -21,8 +21,6 @@ from pyspark_timestream.kafka.offsets.offset import (
     release,
 )
 from pyspark_timestream.kafka.offsets.positions import (
-    align_ends,
-    find_alignment,
     find_recreated_topics,
     has_stream_ended,
     keep_missing,
@@ -32,6 +30,8 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     RunContext,
     StreamState,
     advance_by_clock,
+    align_ends,
+    find_alignment,
     find_emitted_cti,
     find_idle,
 )

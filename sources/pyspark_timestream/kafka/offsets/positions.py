@@ -10,19 +10,17 @@ The ending options end a stream before its logs end (7.6): its ends are fixed wh
 starts, and the offset keeps them as `fixed_ends`. With `endingCti`, a partition ends once its clock
 reaches that (7.7). A partition that has ended needs nothing more from its log, so it can neither be
 lost nor lag behind.
-
-By `maxSkew` a batch reads partitions only up to about the same time (5.10).
 """
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark_timestream.core.instants import PROBABLE_US, format_instant
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost, OptionError
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.offsets.stream_state import MaxSkew, StreamState
+from pyspark_timestream.kafka.offsets.stream_state import StreamState
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Partition
@@ -437,146 +435,3 @@ def _list_partitions(partitions: Collection[Partition]) -> str:
         ", ".join(f"{partition.topic}-{partition.number}" for partition in sorted(partitions))
         or "none"
     )
-
-
-# -- aligned reading (semantics 5.10) --------------------------------------------------------------
-
-MIN_READ: Final = 100
-"""Fewer offsets than this are not worth a batch of their own, and take hardly any state."""
-
-_GROWTH: Final = 4
-"""By estimate, read at most this many times the offsets of a partition's last batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alignment:
-    """How far a batch may read, before the driver asks the broker's time index.
-
-    Attributes:
-        bound_us: partitions are read up to the first event at or after this time; None while no
-            partition's time is known.
-        estimates: aligned partition -> about how many offsets lie before the bound, at least one.
-            Other partitions are read to their ends.
-        waiting: aligned partitions with a time at or after the bound.
-        slowest: aligned partitions that give the bound.
-    """
-
-    bound_us: int | None = None
-    estimates: Mapping[Partition, int] = field(default_factory=dict)
-    waiting: frozenset[Partition] = frozenset()
-    slowest: frozenset[Partition] = frozenset()
-
-    def list_instants_ms(self) -> dict[Partition, int]:
-        """Return the partitions to look up in the time index, with the timestamp in ms."""
-        if self.bound_us is None or self.bound_us < 0:
-            return {}
-        bound_ms = -(-self.bound_us // 1_000)
-        return {
-            partition: bound_ms for partition in self.estimates if partition not in self.waiting
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _Pace:
-    """A partition's last batch: its time before, its time after, and the number of offsets."""
-
-    before_us: int | None
-    last_us: int | None
-    size: int
-
-    def find_steady_time(self, skew_us: int) -> int | None:
-        """Return the partition's time; if it jumped by more than the skew, the time before.
-
-        So a lone event of the far future does not move the bound.
-        """
-        if self.before_us is None or self.last_us is None:
-            return self.last_us
-        return self.before_us if self.last_us - self.before_us > skew_us else self.last_us
-
-    def estimate(self, bound_us: int | None) -> int:
-        """Estimate how many offsets lie before the bound."""
-        limit = _GROWTH * self.size + MIN_READ
-        if bound_us is None or self.before_us is None or self.last_us is None:
-            return limit
-        gain_us = self.last_us - self.before_us
-        if gain_us < 0:
-            return max(self.size, MIN_READ)
-        if gain_us == 0:
-            return limit
-        return min(max(self.size * (bound_us - self.last_us) // gain_us, MIN_READ), limit)
-
-
-def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignment:
-    """Return how far the next batch may read, if logs can be read up to `ends`."""
-    skew, positions, limit = state.run.max_skew, state.snapshot.positions, state.run.max_offsets
-    if skew is None:
-        return Alignment()
-    backlog = {
-        partition: ends.get(partition, position) - position
-        for partition, position in positions.items()
-    }
-    # A small backlog that the batch reads anyway is not worth the waiting of others.
-    fits_limit = limit is None or sum(max(size, 0) for size in backlog.values()) <= limit
-    least_backlog = MIN_READ if fits_limit else 0
-    aligned = [partition for partition, size in backlog.items() if size > least_backlog]
-    if len(aligned) < 2:
-        return Alignment()
-    paces = {partition: _find_pace(state, partition, skew) for partition in aligned}
-    times = {partition: pace.find_steady_time(skew.us) for partition, pace in paces.items()}
-    least_us = min((us for us in times.values() if us is not None), default=None)
-    bound_us = None if least_us is None else least_us + skew.us
-    estimates = {partition: pace.estimate(bound_us) for partition, pace in paces.items()}
-    if bound_us is None:
-        return Alignment(None, estimates)
-    slowest = frozenset(partition for partition, us in times.items() if us == least_us)
-    ahead = {
-        partition
-        for partition, pace in paces.items()
-        if pace.last_us is not None
-        and pace.last_us >= bound_us
-        # A partition without a CTI must not wait: until it has one, the stream has none.
-        and (skew.delay_us is None or state.find_clock(partition).cti_us is not None)
-    }
-    return Alignment(bound_us, estimates, frozenset(ahead) - slowest, slowest)
-
-
-def _find_pace(state: StreamState, partition: Partition, skew: MaxSkew) -> _Pace:
-    last_offset = state.find_last(partition)
-    if last_offset is None:
-        return _Pace(None, None, 0)
-    size = last_offset.size
-    return _Pace(
-        skew.find_time(last_offset.clock), skew.find_time(state.find_clock(partition)), size
-    )
-
-
-def align_ends(
-    alignment: Alignment,
-    positions: Mapping[Partition, int],
-    ends: Mapping[Partition, int],
-    time_index: Mapping[Partition, int | None],
-) -> tuple[dict[Partition, int], frozenset[Partition]]:
-    """Return the ends up to which the batch may read, and the partitions that wait.
-
-    `time_index` answers `alignment.list_instants_ms()`, as in `plan_next_offset`.
-    """
-    cut, waiting = dict(ends), set(alignment.waiting)
-    for partition, estimate in alignment.estimates.items():
-        position, end = positions[partition], ends[partition]
-        # The record at the position is past the bound, which only the slowest may pass.
-        if time_index.get(partition) == position and partition not in alignment.slowest:
-            waiting.add(partition)
-        if partition in waiting:
-            # One record tells when its clock moves on.
-            aim = position + 1
-        elif partition not in time_index:
-            # The brokers were not asked, as they do not know event times: the pace decides.
-            aim = position + estimate
-        elif (at_bound := time_index[partition]) is None:
-            # No record of the log is past the bound.
-            aim = end
-        else:
-            # The slowest goes on by its pace if its next record is past the bound.
-            aim = at_bound if at_bound > position else position + estimate
-        cut[partition] = min(aim, end)
-    return cut, frozenset(waiting)

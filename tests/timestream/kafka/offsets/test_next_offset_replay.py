@@ -25,11 +25,12 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.mistakes import find_short_replays
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
-from pyspark_timestream.kafka.offsets.positions import find_alignment, find_ended, limit_ends
+from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     MaxSkew,
     RunContext,
+    find_alignment,
 )
 from pyspark_timestream.kafka.offsets.tasks import join_batches, plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange

@@ -13,10 +13,11 @@ from timestream.small_reads import small_reads
 from timestream.stream_world import World, act, drain, steps, times
 
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.offsets.positions import MIN_READ, find_alignment
 from pyspark_timestream.kafka.offsets.stream_state import (
+    MIN_READ,
     MaxSkew,
     RunContext,
+    find_alignment,
 )
 from pyspark_timestream.rules.clocks import PartitionClock
 
