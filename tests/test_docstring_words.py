@@ -21,7 +21,6 @@ import pyspark_timestream
 import pyspark_tseries
 from pyspark_timestream.clock.time_options import TimeOptions
 from pyspark_timestream.core.declarations import option_specs
-from pyspark_timestream.core.policies import STORE_POLICIES
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 from pyspark_timestream.report import PAGE_COLOURS
@@ -35,7 +34,7 @@ from pyspark_tseries.model.columns import EDIT_TIME, ERASURE_FIELD, file_schema
 from pyspark_tseries.model.downsampling import FILLS, FUNCTIONS
 from pyspark_tseries.model.properties import PERMISSIONS
 from pyspark_tseries.model.ranges import QUERY_KINDS
-from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
+from pyspark_tseries.options import STORE_POLICIES, ReadOptions, SubscribeOptions, WriteOptions
 from pyspark_tseries.read.downsample import GAP_FIELDS
 from pyspark_tseries.read.view import ERASED_FIELDS, SERIES_SCHEMA
 from pyspark_tseries.store.log_entries import INFO_KEY

@@ -29,7 +29,7 @@ from pyspark_timestream.core.instants import (
     parse_duration,
     parse_instant,
 )
-from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES
+from pyspark_timestream.core.policies import Action, name_any
 from pyspark_timestream.errors import OptionError, compose_message
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.buckets import Buckets, parse_buckets
@@ -63,6 +63,23 @@ from pyspark_tseries.storage.location import (
 DURABILITIES: Final = ("fsync", "os")
 """`fsync`: every acknowledged commit survives a power loss. `os`: only those commits survive that
 the operating system has already written to the disk."""
+
+STORE_POLICIES: Final[Mapping[str, Action]] = {
+    "fail": Action.FAIL,
+    "drop": Action.DROP,
+    "adjust": Action.MOVE_START,
+}
+"""What a store does with late rows (semantics 17)."""
+
+LEAVE_OUT_POLICIES: Final = {
+    name: action for name, action in STORE_POLICIES.items() if action.moves is None
+}
+"""The policies for rows that cannot be adjusted: too far ahead, or edits without an original."""
+
+
+def name_lenient(policies: Mapping[str, Action]) -> str:
+    """Return those of a store's policies that refuse no batch, for a message that advises them."""
+    return name_any(name for name, action in policies.items() if action is not Action.FAIL)
 
 
 def os_user() -> str:

@@ -9,18 +9,16 @@ import refused_texts
 
 import pyspark_tseries
 from pyspark_timestream.core.declarations import option_specs
-from pyspark_timestream.core.policies import (
-    LEAVE_OUT_POLICIES,
-    STORE_POLICIES,
-    Action,
-    name_lenient,
-)
+from pyspark_timestream.core.policies import Action
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.model.ranges import Point, Query, Range, RetainedRange
 from pyspark_tseries.options import (
+    LEAVE_OUT_POLICIES,
+    STORE_POLICIES,
     ReadOptions,
     SubscribeOptions,
     WriteOptions,
+    name_lenient,
     parse_read,
     parse_subscribe,
     parse_write,

@@ -21,15 +21,18 @@ from pyspark_timestream.core.arrow import (
     MAX_WIDE_DIGITS,
     build_nested,
     find_long_decimals,
-    is_any_binary,
-    is_any_list,
-    is_any_text,
     list_lengths,
 )
 from pyspark_timestream.core.instants import from_datetime, timedelta_to_us
 from pyspark_timestream.errors import compose_message, show_value
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore
-from pyspark_tseries.model.arrays import Int64Array, find_first
+from pyspark_tseries.model.arrays import (
+    Int64Array,
+    find_first,
+    is_any_binary,
+    is_any_list,
+    is_any_text,
+)
 from pyspark_tseries.model.columns import (
     INSTANT,
     RESERVED_NAMES,

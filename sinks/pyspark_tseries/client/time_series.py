@@ -18,7 +18,6 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import datetime_to_us, to_datetime
-from pyspark_timestream.core.policies import LEAVE_OUT_POLICIES, STORE_POLICIES, name_lenient
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import show_value, wrap_methods
 from pyspark_timestream.report import format_count
@@ -68,7 +67,13 @@ from pyspark_tseries.model.properties import (
     tseries_properties,
 )
 from pyspark_tseries.model.ranges import format_range, parse_choice, to_whole
-from pyspark_tseries.options import parse_argument, parse_optional
+from pyspark_tseries.options import (
+    LEAVE_OUT_POLICIES,
+    STORE_POLICIES,
+    name_lenient,
+    parse_argument,
+    parse_optional,
+)
 from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.erasures import Erasure
 from pyspark_tseries.storage.failures import explain_failure, explained_failures

@@ -49,6 +49,26 @@ UNTIMED: Final = np.iinfo(np.int64).max
 """A null timestamp while sorting: such rows come last."""
 
 
+def is_any_list(data_type: pa.DataType) -> bool:
+    """Return whether a type has lists of any of Arrow's layouts; maps are none."""
+    types = pa.types
+    checks = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    views = (types.is_list_view, types.is_large_list_view)
+    return any(check(data_type) for check in (*checks, *views))
+
+
+def is_any_text(data_type: pa.DataType) -> bool:
+    """Return whether a type has texts of any of Arrow's layouts."""
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(data_type) for check in checks)
+
+
+def is_any_binary(data_type: pa.DataType) -> bool:
+    """Return whether a type has bytes of any length, in any of Arrow's layouts."""
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    return any(check(data_type) for check in checks)
+
+
 def to_int64(column: pa.ChunkedArray | pa.Array) -> Int64Array:
     """Return a column of numbers or timestamps, without nulls, as numbers."""
     values: Int64Array

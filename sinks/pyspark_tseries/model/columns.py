@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import is_any_binary, is_any_list, is_any_text
 from pyspark_tseries.errors import IncompatibleValue
-from pyspark_tseries.model.arrays import find_first
+from pyspark_tseries.model.arrays import find_first, is_any_binary, is_any_list, is_any_text
 
 MAX_SHOWN_BYTES = 24
 

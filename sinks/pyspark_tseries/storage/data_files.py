@@ -29,10 +29,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_timestream.core.arrow import is_any_list
 from pyspark_timestream.core.instants import clamp_instant, format_instant, parse_instant
 from pyspark_tseries.errors import UnusableStore, damage_error
-from pyspark_tseries.model.arrays import Int64Array, to_int64
+from pyspark_tseries.model.arrays import Int64Array, is_any_list, to_int64
 from pyspark_tseries.model.columns import COMMIT_FIELDS, ERASURE_FIELD, EVENT_FIELDS
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_inside_store
 

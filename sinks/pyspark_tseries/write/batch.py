@@ -23,12 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.policies import (
-    LEAVE_OUT_POLICIES,
-    STORE_POLICIES,
-    Action,
-    name_lenient,
-)
+from pyspark_timestream.core.policies import Action
 from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.errors import ConditionFailed, NoSuchEvent
 from pyspark_tseries.model.arrays import (
@@ -50,6 +45,7 @@ from pyspark_tseries.model.series_index import (
     make_change,
     next_metadata,
 )
+from pyspark_tseries.options import LEAVE_OUT_POLICIES, STORE_POLICIES, name_lenient
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import RowFilter, base_fields, read_rows

@@ -27,12 +27,7 @@ from pyspark_timestream.core.instants import (
     format_duration,
     format_instant,
 )
-from pyspark_timestream.core.policies import (
-    LEAVE_OUT_POLICIES,
-    STORE_POLICIES,
-    Action,
-    name_lenient,
-)
+from pyspark_timestream.core.policies import Action
 from pyspark_tseries.errors import FutureEvent, OutOfOrder, UpdateFailed
 from pyspark_tseries.model.arrays import (
     NEVER_US,
@@ -55,6 +50,7 @@ from pyspark_tseries.model.columns import (
 from pyspark_tseries.model.commits import CommitMetadata, name_writer
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import OneSeries, SeriesIndex, make_change
+from pyspark_tseries.options import LEAVE_OUT_POLICIES, STORE_POLICIES, name_lenient
 from pyspark_tseries.storage.data_files import (
     MAX_ROW_GROUP_BYTES,
     ROWS_PER_GROUP,

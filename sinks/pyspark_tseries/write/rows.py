@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import CTI_COLUMN, is_any_binary, is_any_text, split_cti_rows
+from pyspark_timestream.core.arrow import CTI_COLUMN, split_cti_rows
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
-from pyspark_tseries.model.arrays import Int64Array
+from pyspark_tseries.model.arrays import Int64Array, is_any_binary, is_any_text
 from pyspark_tseries.model.columns import (
     EVENT_FIELDS,
     INSTANT,

@@ -1,4 +1,4 @@
-"""Arrow's columns in both packages: kinds of types, nested columns, decimals, blocks with CTI rows.
+"""Arrow's columns in both packages: nested columns, decimals, blocks with CTI rows.
 
 What happens to a value that does not fit is each package's own rule: a source makes it null
 (semantics 13.13), a store refuses it (semantics 15.6).
@@ -16,26 +16,6 @@ from pyspark_timestream.core.instants import Integers
 
 CTI_COLUMN: Final = "cti"
 """The column of CTI rows; null in rows of data."""
-
-
-def is_any_list(data_type: pa.DataType) -> bool:
-    """Return whether a type has lists of any of Arrow's layouts; maps are none."""
-    types = pa.types
-    checks = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    views = (types.is_list_view, types.is_large_list_view)
-    return any(check(data_type) for check in (*checks, *views))
-
-
-def is_any_text(data_type: pa.DataType) -> bool:
-    """Return whether a type has texts of any of Arrow's layouts."""
-    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(check(data_type) for check in checks)
-
-
-def is_any_binary(data_type: pa.DataType) -> bool:
-    """Return whether a type has bytes of any length, in any of Arrow's layouts."""
-    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    return any(check(data_type) for check in checks)
 
 
 def list_lengths(array: pa.Array) -> Integers:
@@ -92,6 +72,27 @@ def name_struct_of_spark(data_type: pa.DataType) -> str | None:
         return None
     marks = {mark for child in data_type for mark in child.metadata or ()}
     return next((mark.decode() for mark in _STRUCTS_OF_SPARK if mark in marks), None)
+
+
+_SCALARS: Final = {
+    "bool": "boolean",
+    "date32[day]": "date",
+    "duration[us]": "interval day to second",
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "timestamp[us, tz=UTC]": "timestamp",
+    "timestamp[us]": "timestamp_ntz",
+}
+"""Arrow's name -> Spark's, where they differ."""
+
+
+def name_scalar(data_type: pa.DataType) -> str:
+    """Name a type without others inside it as Spark does."""
+    if pa.types.is_decimal(data_type):
+        return f"decimal({data_type.precision},{data_type.scale})"
+    return _SCALARS.get(str(data_type), str(data_type))
 
 
 class CtiRows(NamedTuple):

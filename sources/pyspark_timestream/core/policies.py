@@ -1,4 +1,4 @@
-"""The policies for events that break a promise of time, as tables (semantics 3 and 17).
+"""The policies for events that break a promise of time, as tables (semantics 3).
 
 Only its row decides what a policy does, counts and fills: nothing else compares a policy's name.
 """
@@ -147,24 +147,6 @@ DEFAULT_FUTURE_POLICY: Final = "keep"
 def find_future_policy(settings: Mapping[str, str]) -> FuturePolicy:
     """Return the policy for events in the future of a stream with the options `settings`."""
     return FUTURE_POLICIES[settings.get("futurePolicy", DEFAULT_FUTURE_POLICY)]
-
-
-STORE_POLICIES: Final[Mapping[str, Action]] = {
-    "fail": Action.FAIL,
-    "drop": Action.DROP,
-    "adjust": Action.MOVE_START,
-}
-"""What a store does with late rows (semantics 17)."""
-
-LEAVE_OUT_POLICIES: Final = {
-    name: action for name, action in STORE_POLICIES.items() if action.moves is None
-}
-"""The policies for rows that cannot be adjusted: too far ahead, or edits without an original."""
-
-
-def name_lenient(policies: Mapping[str, Action]) -> str:
-    """Return those of a store's policies that refuse no batch, for a message that advises them."""
-    return name_any(name for name, action in policies.items() if action is not Action.FAIL)
 
 
 def name_any(names: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pyspark_timestream.core.arrow import MAX_DIGITS
+from pyspark_timestream.core.arrow import CTI_COLUMN, MAX_DIGITS
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.transforms import (
@@ -155,7 +155,7 @@ def _check_names(by: Sequence[str], names: Iterable[str], event_time: str) -> No
         )
     if len(results) == len(by) + 1:
         raise ValueError("aggregates is empty: accepted is at least one, such as {'rows': 'count'}")
-    if {event_time.lower(), "cti"} & {name.lower() for name in by}:
+    if {event_time.lower(), CTI_COLUMN} & {name.lower() for name in by}:
         raise ValueError(
             f"by={list(by)!r} names the event time or 'cti': accepted are other columns, since "
             "rows of a window are folded whatever their time in it"

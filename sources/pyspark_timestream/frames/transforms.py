@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DayTimeIntervalType, LongType, StructField, StructType, TimestampType
 
+from pyspark_timestream.core.arrow import CTI_COLUMN
 from pyspark_timestream.core.checkpoint import WATERMARK_KEY
 from pyspark_timestream.core.declarations import quote_column
 from pyspark_timestream.core.instants import (
@@ -79,21 +80,21 @@ def advance_time(
     _check_session(df)
     df = keep_cti_rows(df)
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
-    clock = F.col("cti") if releases == "windows" else _subtract_tick(F.col("cti"))
+    clock = F.col(CTI_COLUMN) if releases == "windows" else _subtract_tick(F.col(CTI_COLUMN))
     if _adds_to_zero_delay(df):
         # Spark keeps a delay of a millisecond, so add one first: the watermark is then the CTI.
-        punctuated = df.withColumn("cti", clock + F.expr(_MILLISECOND))
-        punctuated = punctuated.withWatermark("cti", "1 millisecond")
+        punctuated = df.withColumn(CTI_COLUMN, clock + F.expr(_MILLISECOND))
+        punctuated = punctuated.withWatermark(CTI_COLUMN, "1 millisecond")
     else:
-        punctuated = df.withColumn("cti", clock).withWatermark("cti", "0 seconds")
+        punctuated = df.withColumn(CTI_COLUMN, clock).withWatermark(CTI_COLUMN, "0 seconds")
     # The nondeterministic term is a barrier: without it the optimizer would push this filter, and
     # every later one, below the watermark, which would then never see a CTI.
-    data = punctuated.where(F.col("cti").isNull() & (F.spark_partition_id() >= 0))
+    data = punctuated.where(F.col(CTI_COLUMN).isNull() & (F.spark_partition_id() >= 0))
     if "violation" in df.columns:
         data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
     time = _require_1970(event_time, releases) if df.isStreaming else quote_name(event_time)
     marked = time.alias(event_time, metadata={WATERMARK_KEY: keep_ms})
-    data_columns = [name for name in df.columns if name != "cti"]
+    data_columns = [name for name in df.columns if name != CTI_COLUMN]
     return data.select(
         *[marked if name == event_time else quote_name(name) for name in data_columns]
     )
@@ -128,27 +129,27 @@ def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
     Raises:
         SchemaRefused: `fast` has no CTIs, or a `cti` column is not a timestamp.
     """
-    if "cti" in read_schema(slow).names:
-        _check_timestamp(slow, "cti")
-        slow = slow.where(F.col("cti").isNull())
+    if CTI_COLUMN in read_schema(slow).names:
+        _check_timestamp(slow, CTI_COLUMN)
+        slow = slow.where(F.col(CTI_COLUMN).isNull())
     else:
-        slow = slow.withColumn("cti", F.lit(None).cast("timestamp"))
+        slow = slow.withColumn(CTI_COLUMN, F.lit(None).cast("timestamp"))
     return slow.unionByName(_extract_ctis(fast), allowMissingColumns=True)
 
 
 def _extract_ctis(fast: DataFrame) -> DataFrame:
     """Return the CTIs of `fast` as a stream with only that column."""
     if [(field.name, field.dataType) for field in read_schema(fast).fields] == _TICK_COLUMNS:
-        return fast.select(F.col("timestamp").alias("cti"))
-    if "cti" not in fast.columns:
+        return fast.select(F.col("timestamp").alias(CTI_COLUMN))
+    if CTI_COLUMN not in fast.columns:
         raise SchemaRefused(
             "fast has no column 'cti', so there is nothing to import",
             "a stream with CTIs, or the columns 'timestamp' and 'value' of transport 'time'",
             "set option 'ctiFrequency' or 'advanceTime' on fast, and add 'cti timestamp' to its "
             ".schema(...) if you give one; or name the clock: fast.selectExpr('TIME AS cti')",
         )
-    _check_timestamp(fast, "cti")
-    return fast.where(F.col("cti").isNotNull()).select("cti")
+    _check_timestamp(fast, CTI_COLUMN)
+    return fast.where(F.col(CTI_COLUMN).isNotNull()).select(CTI_COLUMN)
 
 
 def read_schema(df: DataFrame) -> StructType:
@@ -172,7 +173,7 @@ def read_schema(df: DataFrame) -> StructType:
 def check_time_columns(df: DataFrame, event_time: str) -> None:
     """Raise SchemaRefused unless `df` has CTIs and `event_time` is a timestamp."""
     types = {field.name: field.dataType for field in read_schema(df).fields}
-    if "cti" not in types:
+    if CTI_COLUMN not in types:
         raise SchemaRefused(
             "the DataFrame has no column 'cti', so nothing would drive its time",
             "a stream with CTIs",
@@ -180,13 +181,13 @@ def check_time_columns(df: DataFrame, event_time: str) -> None:
             ".schema(...) if you give one; with option 'metadataPrefix', rename the prefixed "
             "columns 'cti' and 'violation' first",
         )
-    if event_time == "cti":
+    if event_time == CTI_COLUMN:
         raise SchemaRefused(
             "event_time='cti' is the clock itself",
             "the column that the CTIs are about",
             "pass the event's time, such as event_time='start_time'",
         )
-    for name in (event_time, "cti"):
+    for name in (event_time, CTI_COLUMN):
         _check_timestamp(df, name)
 
 
@@ -219,9 +220,9 @@ def _check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> 
     if isinstance(found, TimestampType):
         return
     times = sorted(
-        each for each in types if isinstance(types[each], TimestampType) and each != "cti"
+        each for each in types if isinstance(types[each], TimestampType) and each != CTI_COLUMN
     )
-    if name == "cti":
+    if name == CTI_COLUMN:
         next_step = "rename it if it is yours: timestream's own column 'cti' is a timestamp"
     else:
         given = f"pass {argument}=, one of {times}, or " if times else ""
@@ -298,7 +299,7 @@ def shift_time(
     """
     us = _parse_shift(by)
     check_time_columns(df, event_time)
-    shifted = {event_time: _shift(quote_name(event_time), us), "cti": _shift_cti(us)}
+    shifted = {event_time: _shift(quote_name(event_time), us), CTI_COLUMN: _shift_cti(us)}
     if end_time is not None:
         _check_end(df, event_time, end_time)
         shifted[end_time] = _shift(quote_name(end_time), us)
@@ -347,7 +348,7 @@ def alter_lifetime(
     end = F.timestamp_micros(F.when(end_us.isNotNull(), F.least(end_us, F.lit(FINAL_US))))
     if "edge" in df.columns:
         df = df.where(F.coalesce(F.col("edge") != "end", F.lit(True)))
-    return _replace(df, {event_time: _shift(start, us), "cti": _shift_cti(us), end_time: end})
+    return _replace(df, {event_time: _shift(start, us), CTI_COLUMN: _shift_cti(us), end_time: end})
 
 
 def _parse_shift(by: str) -> int:
@@ -389,7 +390,7 @@ def _measure(df: DataFrame, duration: Column) -> Column:
 def _check_end(
     df: DataFrame, event_time: str, end_time: str, *, may_be_missing: bool = False
 ) -> None:
-    if end_time in (event_time, "cti"):
+    if end_time in (event_time, CTI_COLUMN):
         raise SchemaRefused(
             f"end_time={end_time!r} is the column of starts or of CTIs",
             "the column of the events' ends",
@@ -408,7 +409,7 @@ def _replace(df: DataFrame, columns: dict[str, Column]) -> DataFrame:
 
 
 def _shift_cti(us: int) -> Column:
-    cti = F.col("cti")
+    cti = F.col(CTI_COLUMN)
     return F.when(is_final(cti), cti).otherwise(_shift(cti, us))
 
 
@@ -474,11 +475,10 @@ def order_by_time(
     return _map_in_arrow(together, partial(sort_by_time, event_time=event_time), schema)
 
 
-_Batches = Iterable[pa.RecordBatch]
-
-
 def _map_in_arrow(
-    df: DataFrame, function: Callable[[_Batches], Iterator[pa.RecordBatch]], schema: StructType
+    df: DataFrame,
+    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    schema: StructType,
 ) -> DataFrame:
     names = df.columns
     if not any(mark in name for name in names for mark in ".`"):
@@ -489,8 +489,8 @@ def _map_in_arrow(
 
 
 def _map_named(
-    batches: _Batches,
-    function: Callable[[_Batches], Iterator[pa.RecordBatch]],
+    batches: Iterable[pa.RecordBatch],
+    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     names: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
     return function(batch.rename_columns(names) for batch in batches)
@@ -504,7 +504,7 @@ def _add_arrival(batches: Iterable[pa.RecordBatch], is_stream: bool) -> Iterator
 
 
 def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
-    data = [name for name in read_schema(df).names if name not in ("cti", event_time)]
+    data = [name for name in read_schema(df).names if name not in (CTI_COLUMN, event_time)]
     for name in keys:
         if name not in data:
             raise SchemaRefused(

@@ -175,16 +175,16 @@ class KafkaTask(InputPartition):
     readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
-class _BatchRead(NamedTuple):
-    """The rows of a batch that the driver read, and where each partition ended.
+@dataclass(slots=True)
+class TaskEnd:
+    """Where a task ended: the end of each partition's range, and the clocks to commit."""
 
-    Attributes:
-        rows: None if they take too much memory to be handed over.
-    """
+    ranges: dict[Partition, RangeEnd] = field(default_factory=dict)
+    clocks: _Clocks = field(default_factory=dict)
 
-    rows: list[pa.RecordBatch] | None
-    ended: Mapping[Partition, RangeEnd]
-    clocks: _Clocks
+
+_BatchRead = tuple[list[pa.RecordBatch] | None, TaskEnd]
+"""The rows of a batch that the driver read, None if they are too large to be handed over."""
 
 
 class _BatchAhead(NamedTuple):
@@ -330,36 +330,29 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         return tasks
 
     def _read_here(self, task: KafkaTask) -> _BatchRead:
-        ended: dict[Partition, RangeEnd] = {}
-        clocks: dict[Partition, CommittedClock] = {}
-        batches = read_task(
-            self._options,
-            self._projection,
-            task,
-            commit=lambda _, committed: clocks.update(committed),
-            keep_ends=ended.update,
-        )
-        return _BatchRead(collect_rows(batches), ended, clocks)
+        end = TaskEnd()
+        rows = read_task(self._options, self._projection, task, keep=end)
+        return collect_rows(rows), end
 
     def _hand_over(
         self, offset: StreamOffset, task: KafkaTask, reading: "Future[_BatchRead]"
     ) -> bool:
         """Hand the rows over that were read here; return False to leave them to the task."""
         try:
-            result = reading.result()
+            rows, task_end = reading.result()
         except Exception as error:
             # Do not raise here: the task reads the batch again and reports the error itself, unless
             # one of the attempts that Spark gives it succeeds.
             _LOG.info("a task reads the batch, since reading it here failed: %s", error)
             return False
-        if result.rows is None:
+        if rows is None:
             # Its records are large, so reading such batches twice would be the rule.
             self._max_handed = _count_records(offset) // 2
-        if result.rows is None or not can_be_taken(result.rows):
+        if rows is None or not can_be_taken(rows):
             return False
-        commit = partial(_commit, self._options, task.group, result.clocks)
-        self._get_driver().note_end(offset, result.ended, commit)
-        self.hand_over(result.rows)
+        commit = partial(_commit, self._options, task.group, task_end.clocks)
+        self._get_driver().note_end(offset, task_end.ranges, commit)
+        self.hand_over(rows)
         return True
 
     def _may_hand_over(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> bool:
@@ -460,42 +453,30 @@ def _commit(options: KafkaOptions, group: str, clocks: _Clocks) -> None:
         reader.commit_clocks(clocks)
 
 
-def _ignore_ends(_: Mapping[Partition, RangeEnd]) -> None:
-    """Keep no ends: only a batch that the driver reads itself needs them before they come back."""
-
-
 def read_task(
     options: KafkaOptions,
     projection: Projection,
     task: KafkaTask,
     *,
+    keep: TaskEnd | None = None,
     is_batch: bool = False,
     acquire: Callable[[KafkaOptions, str], AbstractContextManager[RangeReader]] = acquire_reader,
-    freeze: Callable[[], object] = freeze_objects,
-    commit: Callable[[RangeReader, _Clocks], object] = lambda reader, clocks: reader.commit_clocks(
-        clocks
-    ),
-    keep_ends: Callable[[Mapping[Partition, RangeEnd]], object] = _ignore_ends,
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of a task.
-
-    Tasks use the defaults. `_read_here` gives `commit` and `keep_ends` of its own, to commit the
-    clocks later, and only if the rows are handed over. The tests give the other two as well.
 
     Args:
         options: the query's options; those of the batch follow from the task.
         projection: the requested columns.
         task: what to read.
+        keep: gets the ends and the clocks, which the driver commits if it hands the rows over;
+            None: they are committed when all rows are read.
         is_batch: whether it belongs to a batch read, which has no driver to warn of what it finds.
         acquire: borrows a range reader.
-        freeze: is called last, unless the task fails.
-        commit: gives the clocks after the ranges to the group.
-        keep_ends: gets the end of every range, before `freeze`.
     """
     options = options.as_of(task.plan.settings)
     if task.readers or options.registry:
         options = with_readers(options, task.readers)
-    ended: dict[Partition, RangeEnd] = {}
+    end = TaskEnd() if keep is None else keep
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     unbroken = [task_range for task_range in task.plan.ranges if task_range.is_whole]
     offset_ranges = [task_range.offsets for task_range in unbroken if task_range.offsets.size]
@@ -507,17 +488,18 @@ def read_task(
             read_range = prefetch_small_ranges(
                 task_options, task.group, offset_ranges, needs, read_range
             )
-        rows = run_task(options, projection, task.plan, read_range, ended.__setitem__)
+        rows = run_task(options, projection, task.plan, read_range, end.ranges.__setitem__)
         if options.fold is not None:
             rows = fold_rows(options.fold, projection.schema, rows)
         yield from rows
         if task.offset:
             settings = _find_broken_settings() if projection.requests("cti") else {}
-            commit(reader, _encode_clocks(options, task.plan, task.offset, ended, settings))
+            end.clocks = _encode_clocks(options, task.plan, task.offset, end.ranges, settings)
+            if keep is None:
+                reader.commit_clocks(end.clocks)
     if is_batch:
-        _warn_after_batch(options, projection, task.plan, ended)
-    keep_ends(ended)
-    freeze()
+        _warn_after_batch(options, projection, task.plan, end.ranges)
+    freeze_objects()
 
 
 def _warn_after_batch(

@@ -4,7 +4,6 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -50,32 +49,35 @@ def lending(happened: list[str], read: Callable[..., Iterator[Any]]) -> Acquire:
     return acquire
 
 
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What has happened: a consumer was borrowed or given back, or the task has settled."""
+    happened: list[str] = []
+    monkeypatch.setattr(module, "freeze_objects", lambda: happened.append("settled"))
+    return happened
+
+
 def run(
     plan: TaskPlan, done: list[str], read: Callable[..., Iterator[Any]], *, is_batch: bool = False
 ) -> list[Any]:
     given = options()
     projection = project(given, build_default_schema(given))
-    settle = partial(done.append, "settled")
     task, acquire = KafkaTask(plan, "group"), lending(done, read)
-    return list(
-        read_task(given, projection, task, is_batch=is_batch, acquire=acquire, freeze=settle)
-    )
+    return list(read_task(given, projection, task, is_batch=is_batch, acquire=acquire))
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
-def test_a_task_settles_when_its_consumer_is_back(is_batch: bool) -> None:
+def test_a_task_settles_when_its_consumer_is_back(done: list[str], is_batch: bool) -> None:
     # Spark's worker collects garbage after each task; unsettled that takes longer than a small one.
-    done: list[str] = []
     assert run(EMPTY, done, lambda span, needs: iter(()), is_batch=is_batch) == []
     assert done == ["borrowed", "given back", "settled"]
 
 
-def test_a_task_that_failed_does_not_settle() -> None:
+def test_a_task_that_failed_does_not_settle(done: list[str]) -> None:
     # What an error holds on to would stay for good.
     def fails(*_: object) -> Iterator[Any]:
         raise ZeroDivisionError
 
-    done: list[str] = []
     full = TaskPlan((TaskRange(OffsetRange(at(0), 7, 9), PartitionClock()),))
     with pytest.raises(ZeroDivisionError):
         run(full, done, fails)
@@ -173,7 +175,7 @@ def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress() -> None:
     given = options(**limits)
     projection = project(given, build_default_schema(given))
     task = KafkaTask(EMPTY, "group")
-    assert list(read_task(given, projection, task, acquire=acquire, freeze=list)) == []
+    assert list(read_task(given, projection, task, acquire=acquire)) == []
     # The driver was answered when it planned the batch: a broker that is away now may come back.
     assert waited_ms == [90_000]
 

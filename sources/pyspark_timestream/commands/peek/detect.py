@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from pyspark_timestream.core.arrow import name_scalar
 from pyspark_timestream.core.declarations import quote_column
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.avro.schemas import (
@@ -57,20 +58,6 @@ _LONG: Final = range(-(2**63), 2**63)
 
 _NOTHING: Final = pa.null()
 """The type of a value that does not show its field's type."""
-
-_TYPE_NAMES: Final = {
-    "binary": "binary",
-    "bool": "boolean",
-    "date32[day]": "date",
-    "double": "double",
-    "duration[us]": "interval day to second",
-    "float": "float",
-    "int32": "int",
-    "int64": "bigint",
-    "string": "string",
-    "timestamp[us, tz=UTC]": "timestamp",
-    "timestamp[us]": "timestamp_ntz",
-}
 
 _PROTOBUF_TIMES: Final = {
     "google.protobuf.Timestamp": pa.timestamp("us", tz="UTC"),
@@ -157,9 +144,7 @@ def _format_type(data_type: pa.DataType) -> str:
         return f"map<{_format_type(data_type.key_type)},{_format_type(data_type.item_type)}>"
     if pa.types.is_struct(data_type):
         return f"struct<{','.join(f'{_quote(e.name)}:{_format_type(e.type)}' for e in data_type)}>"
-    if pa.types.is_decimal(data_type):
-        return f"decimal({data_type.precision},{data_type.scale})"
-    return _TYPE_NAMES[str(data_type)]
+    return name_scalar(data_type)
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -454,26 +439,16 @@ def _detect_by_form(
     if 2 * plausible <= present or longs:
         return None
     objects = _count_objects(framed.bodies)
-    if 2 * objects > present:
-        # The header means nothing without a registry, and the payload is plain JSON.
-        json_framing = "none" if framing == "header" else framing
-        return Detection(
-            side=side,
-            framing=json_framing,
-            format="json",
-            present=present,
-            fitting=objects,
-            schema_ids=_list_distinct_ids(writers),
-        )
-    schema_ids = _list_distinct_ids(writers)
+    is_json = 2 * objects > present
     return Detection(
         side=side,
-        framing=framing,
-        format="binary",
+        # The header means nothing without a registry if the payload is plain JSON.
+        framing="none" if is_json and framing == "header" else framing,
+        format="json" if is_json else "binary",
         present=present,
-        fitting=plausible,
-        schema_ids=schema_ids,
-        needs_registry=True,
+        fitting=objects if is_json else plausible,
+        schema_ids=_list_distinct_ids(writers),
+        needs_registry=not is_json,
     )
 
 

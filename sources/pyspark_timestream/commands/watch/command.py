@@ -123,7 +123,8 @@ def main(arguments: argparse.Namespace) -> int:
         gc.set_threshold(_COLLECT_AFTER, 50, 50)
         if arguments.json:
             watched.read(once=True)
-            print(json.dumps(watched.to_json(), indent=2))
+            shown = to_json(watched.take_views(), watched.take_stores())
+            print(json.dumps(shown, indent=2))
         elif arguments.text:
             _show_text(watched)
         else:
@@ -233,10 +234,6 @@ class _Watched:
     def take_stores(self) -> list[ChainStore]:
         """Return the stores as they were read last."""
         return [store.facts for store in self._stores]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return what is shown as plain values, each query with its hops of the chain."""
-        return to_json(self.take_views(), self.take_stores())
 
     def sampler(self) -> Callable[[Case], CaseRecords] | None:
         """Return the function that reads the records of a case; None: the brokers are not known."""

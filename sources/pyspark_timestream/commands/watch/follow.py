@@ -444,24 +444,22 @@ class CheckpointFollower:
     Args:
         location: a local path or `file:` URI.
 
+    Attributes:
+        log: the batches that were read so far.
+
     Raises:
         CheckpointUnreadable: the location is not on this machine.
     """
 
     def __init__(self, location: str) -> None:
         self.root = resolve_directory(location)
-        self._log = QueryLog(str(self.root))
+        self.log = QueryLog(str(self.root))
         self._stamps: dict[int, int] = {}
         self._numbers: list[int] = []
         self._listed_ns, self._next_list_s = 0, 0.0
         self._torn: dict[int, str] = {}
         self._trouble = ""
         self._state = StateFiles(self.root)
-
-    @property
-    def log(self) -> QueryLog:
-        """The batches that were read so far."""
-        return self._log
 
     def read(self) -> bool:
         """Read what is new, and return whether there was something.
@@ -481,7 +479,7 @@ class CheckpointFollower:
 
         From then on the views say what is not known, and why.
         """
-        batch = self._log.last_finished
+        batch = self.log.last_finished
         if batch is None:
             return False
         try:
@@ -489,7 +487,7 @@ class CheckpointFollower:
         except (OSError, ValueError, AttributeError, RecursionError):
             return False  # The entry was removed, or is torn: keep the state as it was.
         is_new = self._state.read(batch, settings)
-        self._log.state = self._state.state
+        self.log.state = self._state.state
         return is_new
 
     def view(self, now_us: int) -> QueryView:
@@ -497,10 +495,10 @@ class CheckpointFollower:
         if not self._trouble:
             torn = sorted(self._torn.items())
             notes = [f"offsets/{number} cannot be read: {why}" for number, why in torn]
-            return self._log.view(now_us, notes)
-        view = self._log.view(now_us)
+            return self.log.view(now_us, notes)
+        view = self.log.view(now_us)
         if not view.streams:
-            return QueryView(self._log.name, "unknown", self._trouble)
+            return QueryView(self.log.name, "unknown", self._trouble)
         return dataclasses.replace(view, status="unknown", detail=self._trouble, notes=())
 
     def _read(self) -> bool:
@@ -511,15 +509,15 @@ class CheckpointFollower:
                 "the directory that the query has as option 'checkpointLocation'",
                 "start the query, or correct the path; this page looks again every second",
             )
-        log_before, torn_before = self._log, self._torn
+        log_before, torn_before = self.log, self._torn
         stamps = _read_stamps(self.root, numbers)
         entries = self._read_entries(numbers, stamps)
         for number, batch in drop_skipped(entries).items():
-            self._log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
+            self.log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
         if stamps:  # If the log is away for a moment, keep what was seen of it.
             known = self._stamps.keys() | entries.keys()
             self._stamps = {number: ns for number, ns in stamps.items() if number in known}
-        is_read = bool(entries) or torn_before != self._torn or log_before is not self._log
+        is_read = bool(entries) or torn_before != self._torn or log_before is not self.log
         return any([is_read, self._read_links(), self._note_finished()])
 
     def _read_entries(
@@ -541,24 +539,24 @@ class CheckpointFollower:
 
     def _read_links(self) -> bool:
         """Read what the query writes; return whether that has changed."""
-        before = self._log.links
-        self._log.links = dataclasses.replace(
+        before = self.log.links
+        self.log.links = dataclasses.replace(
             before, store=_read_store(self.root), topic=read_written_topic(self.root)
         )
-        return self._log.links != before
+        return self.log.links != before
 
     def _note_finished(self) -> bool:
         """Note the batches that have finished since the last time; return whether any has."""
         has_new = False
-        for number in self._log.unfinished():
+        for number in self.log.unfinished():
             finished_us = _modified_us(self.root / "commits" / str(number))
             if finished_us is not None:
-                self._log.finish(number, finished_us)
+                self.log.finish(number, finished_us)
                 has_new = True
         return has_new
 
     def _forget(self) -> int:
-        self._log, self._stamps, self._torn = QueryLog(self._log.name), {}, {}
+        self.log, self._stamps, self._torn = QueryLog(self.log.name), {}, {}
         self._state, self._next_list_s = StateFiles(self.root), 0.0
         return -1
 
@@ -595,7 +593,7 @@ class CheckpointFollower:
         step = max(len(older) // MAX_RECALLED, 1)
         entries, _ = read_batches(self.root, older[::step])
         for batch in drop_skipped(entries).values():
-            self._log.recall(batch)
+            self.log.recall(batch)
 
 
 def _read_store(root: Path) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from pyspark_timestream.core.arrow import name_struct_of_spark
 from pyspark_timestream.core.policies import KINDS, POLICIES, name_any
 from pyspark_timestream.errors import CheckpointMismatch, OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.condition import Condition, resolve_condition
-from pyspark_timestream.kafka.decode.convert import contains
+from pyspark_timestream.kafka.decode.convert import contains, list_types
 from pyspark_timestream.kafka.decode.records import METADATA, Projection, list_time_sources
 from pyspark_timestream.kafka.options.kafka_options import CTI_SOURCES, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
@@ -390,21 +390,19 @@ def _check_field(form: str, column: pa.Field) -> pa.Field:
 
 def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
     """Return a type inside `data_type` that JSON cannot be read as; None if there is none."""
+    return next((inner for inner in list_types(data_type) if not _is_read_from_json(inner)), None)
+
+
+def _is_read_from_json(data_type: pa.DataType) -> bool:
     types = pa.types
-    if types.is_struct(data_type):
-        inner = (find_unsupported_type(child.type) for child in data_type)
-        return next((bad for bad in inner if bad), None)
-    if types.is_list(data_type):
-        return find_unsupported_type(data_type.value_type)
     if types.is_map(data_type):
-        keyed = types.is_string(data_type.key_type)
-        return find_unsupported_type(data_type.item_type) if keyed else data_type
+        return bool(types.is_string(data_type.key_type))
     readable = (
         *(types.is_string, types.is_binary, types.is_boolean, types.is_integer),
         *(types.is_float32, types.is_float64, types.is_decimal128),
-        *(types.is_timestamp, types.is_date32),
+        *(types.is_timestamp, types.is_date32, types.is_struct, types.is_list),
     )
-    return None if any(is_type(data_type) for is_type in readable) else data_type
+    return any(is_type(data_type) for is_type in readable)
 
 
 def _unknown_column(

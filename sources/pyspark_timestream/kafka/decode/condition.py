@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import MAX_DIGITS, name_struct_of_spark
+from pyspark_timestream.core.arrow import MAX_DIGITS, name_scalar, name_struct_of_spark
 from pyspark_timestream.core.instants import DAY_US, INSTANT, Mask, parse_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.parsers import format_path
@@ -293,7 +293,8 @@ class _Typing:
         step = self._operand(node)
         if step.type not in (_BOOLEAN, pa.null()):
             raise _Wrong(
-                f"{_show(node)} is {_name(step.type)}, and no condition", "compare it with a value"
+                f"{_show(node)} is {name_scalar(step.type)}, and no condition",
+                "compare it with a value",
             )
         return _Value(None, _BOOLEAN) if step.type == pa.null() else step
 
@@ -358,7 +359,7 @@ class _Typing:
     def _compare_null(self, node: Operation, left: _Step, right: _Step) -> _Step:
         operand = right if left.type == pa.null() else left
         if not _is_comparable(operand.type) and operand.type != pa.null():
-            raise _Wrong(f"{_name(operand.type)} is not compared")
+            raise _Wrong(f"{name_scalar(operand.type)} is not compared")
         return _IsNull(operand) if node.name == "<=>" else _Value(None, _BOOLEAN)
 
     def _in(self, node: Operation) -> _Step:
@@ -447,7 +448,7 @@ _TIME_FORMS: Final = {
 
 def _read_time(text: str, data_type: pa.DataType) -> _Value:
     form, example = _TIME_FORMS[data_type]
-    problem = f"the text '{text}' is no {_name(data_type)}"
+    problem = f"the text '{text}' is no {name_scalar(data_type)}"
     if not re.fullmatch(form, text):
         why = " and a zone, which otherwise is the session's" if data_type == INSTANT else ""
         raise _Wrong(problem, f"write it with all digits{why}, such as '{example}'")
@@ -489,8 +490,8 @@ def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
         return left.type
     if not all(map(_is_number, pair)):
         raise _Wrong(
-            f"{_name(left.type)} is compared with {_name(right.type)}, which Spark does by the "
-            "session's settings, if at all",
+            f"{name_scalar(left.type)} is compared with {name_scalar(right.type)}, which Spark "
+            "does by the session's settings, if at all",
             _advise(left, right),
         )
     if all(data_type in _INTEGRAL_DIGITS for data_type in pair):
@@ -527,7 +528,7 @@ def _advise(left: _Step, right: _Step) -> str:
             return f"write the bytes in hexadecimal digits: X'{step.value.encode().hex()}'"
         if other.type in _TIME_FORMS:
             _, example = _TIME_FORMS[other.type]
-            return f"write it with its type, such as {_name(other.type)}'{example}'"
+            return f"write it with its type, such as {name_scalar(other.type)}'{example}'"
     return "compare values of one type, or filter in Spark"
 
 
@@ -539,7 +540,7 @@ def _refuse_rounding(left: _Step, right: _Step) -> None:
         value = other.value if isinstance(other, _Value) else None
         if value is None or int(np.float32(value)) != value:
             raise _Wrong(
-                f"float is compared with {_name(other.type)}, which Spark does in float or "
+                f"float is compared with {name_scalar(other.type)}, which Spark does in float or "
                 "double, as the session's settings say",
                 # A float's own digits are fewer than those of the double that holds it here.
                 f"write the number as a double, {np.float32(step.value)!s}D"
@@ -562,8 +563,8 @@ def _unify_decimals(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     digits = max(left.precision - left.scale, right.precision - right.scale) + scale
     if digits > MAX_DIGITS:
         raise _Wrong(
-            f"{_name(left)} is compared with {_name(right)}, for which Spark would round: it takes "
-            f"{digits} digits, and a decimal has {MAX_DIGITS}"
+            f"{name_scalar(left)} is compared with {name_scalar(right)}, for which Spark would "
+            f"round: it takes {digits} digits, and a decimal has {MAX_DIGITS}"
         )
     return pa.decimal128(digits, scale)
 
@@ -576,7 +577,7 @@ def _find_common(operand: _ColumnStep, values: list[_Value]) -> pa.DataType:
         # This value has been checked; the next ones are checked against the common type so far.
         common = _ColumnStep(operand.name, operand.path, data_type)
     if not _is_comparable(common.type):
-        raise _Wrong(f"{_name(common.type)} is not compared")
+        raise _Wrong(f"{name_scalar(common.type)} is not compared")
     return common.type
 
 
@@ -637,26 +638,6 @@ def _split_pattern(pattern: str, escape: str) -> Iterator[str | int]:
 def _quote(text: str) -> str:
     """Quote a text for RE2."""
     return re.sub(r"[^\w]", lambda match: f"\\x{{{ord(match[0]):x}}}", text, flags=re.ASCII)
-
-
-def _name(data_type: pa.DataType) -> str:
-    """Name a type as Spark does."""
-    names = {
-        pa.int8(): "tinyint",
-        pa.int16(): "smallint",
-        pa.int32(): "int",
-        pa.int64(): "bigint",
-        pa.float32(): "float",
-        _DOUBLE: "double",
-        _BOOLEAN: "boolean",
-        pa.date32(): "date",
-        INSTANT: "timestamp",
-        pa.timestamp("us"): "timestamp_ntz",
-        pa.null(): "null",
-    }
-    if pa.types.is_decimal(data_type):
-        return f"decimal({data_type.precision},{data_type.scale})"
-    return names.get(data_type, str(data_type))
 
 
 def _show(node: Node) -> str:

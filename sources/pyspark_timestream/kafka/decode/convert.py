@@ -11,7 +11,7 @@ or digits; decimals become other decimals, and texts their bytes.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -224,8 +224,14 @@ def cast(array: pa.Array, target: pa.DataType) -> Converted:
 @functools.lru_cache(maxsize=1_000)
 def contains(data_type: pa.DataType, is_type: Callable[[pa.DataType], object]) -> bool:
     """Return whether a type, or one inside it, is of a kind."""
-    children = [data_type.field(index).type for index in range(data_type.num_fields)]
-    return bool(is_type(data_type)) or any(contains(child, is_type) for child in children)
+    return any(map(is_type, list_types(data_type)))
+
+
+def list_types(data_type: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a type and those inside it, outer ones first."""
+    yield data_type
+    for index in range(data_type.num_fields):
+        yield from list_types(data_type.field(index).type)
 
 
 def cast_scalars(array: pa.Array, target: pa.DataType) -> Converted:

@@ -197,22 +197,14 @@ def _read_events(
     values, keys = sides.get("value"), sides.get("key")
     start_us, start_known = _read_times(options.start_time, options, block, values)
     valueless = _find_valueless(options, block)
-    if options.end_time is None:
-        events = Events(start_us, start_known, valueless=valueless)
-        return Payload(
-            events=events,
-            start_known=start_known,
-            end_known=None,
-            edges=None,
-            values=values,
-            keys=keys,
-        )
-    end_us, end_known = _read_times(options.end_time, options, block, values)
-    edges, is_end, readable = None, None, start_known & end_known
-    if options.edge is not None:
-        edges = _join_texts(_read_pieces(options.edge, block, values))
-        is_start, is_end = (to_mask(pc.equal(edges, word)) for word in ("start", "end"))
-        readable = start_known & (is_start | (is_end & end_known))
+    end_us, end_known, edges, is_end, readable = None, None, None, None, start_known
+    if options.end_time is not None:
+        end_us, end_known = _read_times(options.end_time, options, block, values)
+        readable = start_known & end_known
+        if options.edge is not None:
+            edges = _join_texts(_read_pieces(options.edge, block, values))
+            is_start, is_end = (to_mask(pc.equal(edges, word)) for word in ("start", "end"))
+            readable = start_known & (is_start | (is_end & end_known))
     events = Events(start_us, readable, end_us, is_end, valueless=valueless)
     return Payload(
         events=events,

@@ -129,22 +129,17 @@ class Cursors:
         for low, high, shift in _FOLDS:
             folded = (folded & low) | ((folded & high) >> shift)
         if not stop.all():
-            self._read_long_varints(np.flatnonzero(stop == 0), words, folded, lengths)
+            self._read_long_varints(np.flatnonzero(stop == 0), folded, lengths)
         self._advance(lengths)
         signed = (folded >> _ONE).astype(np.int64)
         return signed ^ -(folded & _ONE).astype(np.int64), lengths
 
     def _read_long_varints(
-        self,
-        rows: Integers,
-        words: npt.NDArray[np.uint64],
-        folded: npt.NDArray[np.uint64],
-        lengths: Integers,
+        self, rows: Integers, folded: npt.NDArray[np.uint64], lengths: Integers
     ) -> None:
         """Read varints of nine or ten bytes; the tenth may hold only the 64th bit."""
-        number = words[rows] & _DATA_BITS
-        for low, high, shift in _FOLDS:
-            number = (number & low) | ((number & high) >> shift)
+        # Without a last byte among eight, all of them were folded.
+        number = folded[rows]
         ninth = self._bytes[self.positions[rows] + 8].astype(np.uint64)
         tenth = self._bytes[self.positions[rows] + 9].astype(np.uint64)
         nine = ninth < 128
