@@ -91,24 +91,23 @@ from pyspark_tseries.write.batch import Batch, PreparedCommit, SeriesCondition, 
 from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
 from pyspark_tseries.write.rows import staged_schema
 
+_CORRECT_CLOCK: Final = (
+    "correct the clock that the timestamp is of; if it is right, give max_future a longer time, or "
+    "timedelta.max for none"
+)
 _NEXT_STEPS: Final = {
     (OutOfOrder, "append"): (
         "give a later timestamp, or none to have one assigned; append_many can leave such events "
-        "out or move them, by an out_of_order of "
-        f"{name_lenient(STORE_POLICIES)}. Nothing is stored"
+        f"out or move them, by an out_of_order of {name_lenient(STORE_POLICIES)}. Nothing is stored"
     ),
     (OutOfOrder, "append_many"): (
         f"leave such rows out, or set out_of_order to {name_lenient(STORE_POLICIES)}. Nothing is "
         "stored"
     ),
-    (FutureEvent, "append"): (
-        "correct the clock that the timestamp is of; if it is right, give max_future a longer "
-        "time, or timedelta.max for none. Nothing is stored"
-    ),
+    (FutureEvent, "append"): f"{_CORRECT_CLOCK}. Nothing is stored",
     (FutureEvent, "append_many"): (
-        "correct the clock that the timestamp is of; if it is right, give max_future a longer "
-        "time, or timedelta.max for none; or set future_policy to "
-        f"{name_lenient(LEAVE_OUT_POLICIES)}. Nothing is stored"
+        f"{_CORRECT_CLOCK}; or set future_policy to {name_lenient(LEAVE_OUT_POLICIES)}. Nothing is "
+        "stored"
     ),
     (NoSuchEvent, "append"): (
         "name the original_sequence of an event in the result of a query; in place of an erased "
@@ -742,24 +741,21 @@ class TimeSeries(Questions):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle where the store is and who opened it; unpickling opens it again."""
-        settings = self._store.location, self._author, self._auto_compact, self._synced
-        return _reopen, settings
+        return _reopen, (self._store.location, self._author, self._auto_compact, self._synced)
 
     def __repr__(self) -> str:
         """Describe the store in one line from its log, without reading files of events."""
         store, is_there = self._store, False
         with contextlib.suppress(Exception):  # A store that is gone, or lost in a fork, has one.
             if store.refresh():
-                self._columns = _find_columns(store)
                 files, retained = store.data_files(), format_range(store.settings.retained)
-                is_there = True
+                self._columns, is_there = _find_columns(store), True
         values = ", ".join(f"{field.name} {type_name(field.type)}" for field in self._columns[0])
         brief = f"TimeSeries('{store.root}', values: {values or 'none'}"
         if not is_there:
             return f"{brief})"
         events = format_count(sum(file.rows for file in files), "event")
-        originals = [file for file in files if file.kind != "edit"]
-        if originals:
+        if originals := [file for file in files if file.kind != "edit"]:
             ends = min(file.min_us for file in originals), max(file.max_us for file in originals)
             events += f" stored, {format_span(*ends)}"
         return f"{brief}, {events}, retained range: {retained})"
@@ -865,8 +861,8 @@ class TimeSeries(Questions):
     def _update_columns(self) -> "_Columns":
         """Return the columns with those that other writers have added or widened."""
         self._store.refresh()
-        self._columns = columns = _find_columns(self._store)
-        return columns
+        self._columns = _find_columns(self._store)
+        return self._columns
 
     def _view(self) -> View:
         with explained_failures(self._store.location):
