@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from flights import produce_flights
 from harness import DeltaLog, InBatch, Job, run_killed
 from lengths import choices, repetitions
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_timestream.core.instants import HOUR_US, SECOND_US
-from pyspark_tseries import TimeSeries, correct_late
+from pyspark_tseries import StorageFailed, TimeSeries, correct_late, withdraw_corrections
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.store.store import Store
@@ -76,7 +78,55 @@ def test_corrections_by_another_delay_are_refused_before_anything_is_written(
 
 def test_results_and_keys_may_have_dots_in_their_names(spark: SparkSession, tmp_path: Path) -> None:
     """Spark takes a dot for the way into a struct."""
-    path, rides = tmp_path / "s", tmp_path / "rides"
+    path = tmp_path / "s"
+    rides = stations(spark, path, tmp_path / "rides")
+    correct_stations(rides, path, tmp_path / "c").start().awaitTermination()
+    found = TimeSeries.open(path).range_query().select_from().to_arrow()
+    assert found.select(["series", "km.sum"]).to_pylist() == [
+        {"series": "north", "km.sum": 3.5},
+        {"series": "south", "km.sum": 4.0},
+    ]
+
+
+def test_corrections_on_a_read_only_disk_say_so_and_go_on_when_it_is_writable(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount("-t", "tmpfs", "tmpfs", str(disk))
+    try:
+        path = disk / "s"
+        rides = stations(spark, path, tmp_path / "rides")
+        said = r"Read-only file system \(EROFS\); next step: mount the file system writable"
+        mount("-o", "remount,ro", str(disk))
+        with pytest.raises(StorageFailed, match=said):
+            correct_stations(rides, path, tmp_path / "c")
+        mount("-o", "remount,rw", str(disk))
+        query = correct_stations(rides, path, tmp_path / "c")
+        mount("-o", "remount,ro", str(disk))
+        with pytest.raises(StreamingQueryException, match=said):
+            query.start().awaitTermination()
+        mount("-o", "remount,rw", str(disk))
+        query.start().awaitTermination()
+        found = TimeSeries.open(path).range_query().select_from("north").to_arrow()
+        assert found["km.sum"].to_pylist() == [3.5]
+        mount("-o", "remount,ro", str(disk))
+        with pytest.raises(StorageFailed, match=said):
+            withdraw_corrections(str(path), start="hour")
+        mount("-o", "remount,rw", str(disk))
+        assert withdraw_corrections(str(path), start="hour") == 2
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def mount(*options: str) -> None:
+    done = subprocess.run(["mount", *options], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this user cannot mount: {done.stderr.strip()}")
+
+
+def stations(spark: SparkSession, path: Path, rides: Path) -> DataFrame:
+    """Make a store with one window of one station, and return a stream of late rides of two."""
     TimeSeries.create(path, {"hour": INSTANT, "km.sum": pa.float64()}, "unlimited")
     store, hour = Store.open(str(path)), datetime(2026, 1, 1, tzinfo=UTC)
     row = {"series": "north", "timestamp": hour, "hour": hour, "km.sum": 2.0}
@@ -86,14 +136,11 @@ def test_results_and_keys_may_have_dots_in_their_names(spark: SparkSession, tmp_
     columns = "start_time timestamp, violation string, `station.name` string, km double"
     rows = [(hour, "late", "north", 1.5), (hour, None, "north", 8.0), (hour, "late", "south", 4.0)]
     spark.createDataFrame(rows, columns).write.json(str(rides))
-    late = spark.readStream.schema(columns).json(str(rides))
+    return spark.readStream.schema(columns).json(str(rides))
+
+
+def correct_stations(late: DataFrame, path: Path, checkpoint: Path) -> DataStreamWriter:
     results = {"km.sum": (F.sum("km"), "sum")}
     options = {"series": "station.name", "window": "1 hour", "start": "hour"}
     query = correct_late(late, str(path), results, **options)
-    query = query.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
-    query.start().awaitTermination()
-    found = TimeSeries.open(path).range_query().select_from().to_arrow()
-    assert found.select(["series", "km.sum"]).to_pylist() == [
-        {"series": "north", "km.sum": 3.5},
-        {"series": "south", "km.sum": 4.0},
-    ]
+    return query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)

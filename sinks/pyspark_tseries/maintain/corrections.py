@@ -27,6 +27,7 @@ from pyspark_tseries.model.downsampling import flag_changed
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.read.scan import Scope, run_query
+from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import (
     Location,
     list_directories,
@@ -75,7 +76,7 @@ def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
             if path.endswith(".arrow"):
                 with contextlib.suppress(pa.ArrowInvalid), location.read(path) as file:
                     metadata = pa.ipc.open_file(file).schema.metadata or {}
-                    authors.add(str(json.loads(metadata[BASIS_KEY])["author"]))
+                    authors.update(json.loads(metadata[BASIS_KEY])["authors"])
     return authors
 
 
@@ -108,8 +109,14 @@ def withdraw_corrections(
         NoSuchStore: there is no store.
         UpdateFailed: nobody has corrected it.
         PermissionDenied: the author may not edit.
+        StorageFailed: the store cannot be read or written.
     """
-    opened = Store.open(parse_location(store, storage_options))
+    location = parse_location(store, storage_options)
+    with explained_failures(location):
+        return _withdraw(Store.open(location), start, author, reason)
+
+
+def _withdraw(opened: Store, start: str, author: str, reason: str) -> int:
     correctors = list_correctors(opened)
     if not correctors:
         raise UpdateFailed(

@@ -57,6 +57,7 @@ from pyspark_tseries.spark.query_checks import (
     refuse_without_ctis,
 )
 from pyspark_tseries.storage.erasures import flag_erased
+from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location, list_directories, parse_location, sync
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
@@ -538,20 +539,22 @@ def correct_late(
             or `late` has no column `violation`.
         UpdateFailed: its retained range has a `limit`, or a writer gives the store no CTI.
         PermissionDenied: the author may not add events.
+        StorageFailed: the store cannot be read or written.
         ValueError: `aggregates` is empty, a merge is unknown, or a duration is not valid.
     """
     _check_aggregates(aggregates)
     if timestamp not in ("start", "end"):
         raise ValueError(f"timestamp={timestamp!r}: accepted are 'start' and 'end'")
     location = parse_location(store, storage_options)
-    opened = Store.open(location)
-    _check_columns(opened, start, list(aggregates))
-    refuse_limit(opened.settings.retained, opened.root)
-    refuse_without_ctis(opened)
-    AccessCheck(opened.settings.policy, author).require("update", "correct windows")
-    _check_violation(late)
-    if REASON_COLUMN not in [column.name for column in opened.values]:
-        add_columns(opened, [pa.field(REASON_COLUMN, pa.string())])
+    with explained_failures(location):
+        opened = Store.open(location)
+        _check_columns(opened, start, list(aggregates))
+        refuse_limit(opened.settings.retained, opened.root)
+        refuse_without_ctis(opened)
+        AccessCheck(opened.settings.policy, author).require("update", "correct windows")
+        _check_violation(late)
+        if REASON_COLUMN not in [column.name for column in opened.values]:
+            add_columns(opened, [pa.field(REASON_COLUMN, pa.string())])
     length_us = parse_duration(window)
     rules = WindowRules(
         (series, start),
@@ -578,7 +581,9 @@ def correct_late(
         )
         query = identity.find_id(batch)
         streams = partial(identity.find_streams, query, number)
-        corrector.correct(late_windows.toArrow(), query, number, streams)
+        table = late_windows.toArrow()
+        with explained_failures(location):
+            corrector.correct(table, query, number, streams)
 
     return identity.mark(rows.writeStream.foreachBatch(correct))
 
@@ -621,13 +626,14 @@ class _Basis:
     """The basis of one batch's decisions: the store's CTI, and the oldest window to correct.
 
     `compared` is True once the query's streams were compared with those of the windows; a batch
-    that cannot compare them yet lets all windows wait. `author` is the author of the corrections,
-    `rows` the digest of the late rows; `merges` and `window_us` say how the rows were aggregated.
+    that cannot compare them yet lets all windows wait. `authors` are those of all corrections so
+    far, `rows` is the digest of the late rows; `merges` and `window_us` say how the rows were
+    aggregated.
     """
 
     cti_us: int | None
     oldest_us: int | None
-    author: str
+    authors: tuple[str, ...] = ()
     compared: bool = True
     rows: int | None = None
     merges: Mapping[str, str] | None = None
@@ -686,9 +692,13 @@ class _Corrector:
         step = advance_windows(
             waiting, new, self.rules, cti_us=basis.cti_us, oldest_us=basis.oldest_us
         )
-        if decided is None:
+        # A restart may give another author, also before a repeated batch.
+        earlier = basis.authors if before is None else (*before[1].authors, *basis.authors)
+        authors = tuple(sorted({*earlier, self.rules.author}))
+        if decided is None or authors != tuple(basis.authors):
             noted = dataclasses.replace(
                 basis,
+                authors=authors,
                 rows=digest,
                 merges=self.rules.name_merges(),
                 window_us=self.rules.window_us,
@@ -714,13 +724,13 @@ class _Corrector:
         if find_streams is not None:
             streams = find_streams()
             if streams is None:
-                return _Basis(None, None, self.rules.author, compared=False)
+                return _Basis(None, None, compared=False)
             refuse_other_streams(store, streams)
         index = store.index()
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
         is_limited = self.rules.max_age_us is not None and newest_us != NEVER_US
         oldest_us = newest_us - (self.rules.max_age_us or 0) if is_limited else None
-        return _Basis(index.metadata.ctis.store_us, oldest_us, self.rules.author)
+        return _Basis(index.metadata.ctis.store_us, oldest_us)
 
     def _continue(self, waiting: pa.Table, basis: _Basis, schema: pa.Schema) -> pa.Table:
         """Return the windows that wait since the last batch, in the columns of `schema`.

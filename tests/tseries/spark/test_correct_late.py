@@ -765,6 +765,32 @@ def test_a_withdrawal_stays_in_the_history_with_author_and_reason(tmp_path):
     assert in_force(path)["b", 0] == (1, 4, 4, 4)
 
 
+def test_a_withdrawal_knows_the_authors_of_all_restarts(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    for hour in range(4):
+        main.write([("a", hour, 5)], hour)
+    before = in_force(path)
+    for number, author in enumerate(["one", "two", "two", "three"]):
+        rules = replace(plan(path).rules, author=author)
+        _Corrector(parse_location(path), rules).correct(windows([("a", number, 2)]), "q", number)
+    assert withdraw(path) == 4
+    assert in_force(path) == before
+
+
+def test_a_withdrawal_knows_the_author_of_a_batch_that_a_kill_repeats(tmp_path, monkeypatch):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5)], 0)
+    before = in_force(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Corrector, "_commit", _kill)
+        with pytest.raises(KeyboardInterrupt):
+            plan(path).correct(windows([("a", 0, 2)]), "q", 0)
+    rules = replace(plan(path).rules, author="other")
+    _Corrector(parse_location(path), rules).correct(windows([("a", 0, 2)]), "q", 0)
+    assert withdraw(path) == 1
+    assert in_force(path) == before
+
+
 def test_a_withdrawal_leaves_what_a_user_has_set_since(tmp_path):
     main, path = Main(tmp_path / "s"), tmp_path / "s"
     main.write([("a", 0, 5)], 0)
