@@ -12,7 +12,7 @@ import numpy as np
 
 from pyspark_timestream.core.instants import NEVER, Instants, instant_or_none, instant_or_sentinel
 from pyspark_timestream.rules.clocks import PartitionClock, TimeRules, WriterState
-from pyspark_timestream.rules.marks import MarkEffects, Marks, Proposals, Window
+from pyspark_timestream.rules.marks import MarkEffects, Marks, Proposals, TimeWindows
 
 __all__ = ["fold_by_loop"]
 
@@ -131,7 +131,9 @@ def fold_by_loop(
         begun=state.begun or begins,
         proposals=Proposals((later + 2) // 3, least_us[1:], later % 3 == 1),
         unreadable=marks.places[marks.marked & ~marks.readable],
-        window=window(keys, lower_us, upper_us, rows) if rules.time_window else None,
+        time_windows=find_time_windows(keys, lower_us, upper_us, rows)
+        if rules.time_window
+        else None,
     )
 
 
@@ -143,8 +145,10 @@ def silences(clock: Instants | None, seen_us: Any, timeout_us: int | None, rows:
     return list(np.where(seen_us == NEVER, rows, found).tolist())
 
 
-def window(keys: Instants, lower_us: Instants, upper_us: Instants, rows: int) -> Window:
+def find_time_windows(
+    keys: Instants, lower_us: Instants, upper_us: Instants, rows: int
+) -> TimeWindows:
     """The bounds at each record, after its silences and before its own mark."""
     at = np.searchsorted(keys, 3 * np.arange(rows), side="right") - 1
     lower = lower_us[at]
-    return Window(lower, np.where(lower == NEVER, NEVER, upper_us[at]))
+    return TimeWindows(lower, np.where(lower == NEVER, NEVER, upper_us[at]))

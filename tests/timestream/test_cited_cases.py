@@ -85,8 +85,8 @@ class Writers:
     def lower(self) -> int | None:
         """The lower bound of the time window at the last record."""
         assert self.last is not None
-        assert self.last.window is not None
-        us = int(self.last.window.lower_us[0])
+        assert self.last.time_windows is not None
+        us = int(self.last.time_windows.lower_us[0])
         return None if us == NEVER else us
 
 

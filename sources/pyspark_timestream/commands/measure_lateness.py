@@ -25,12 +25,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.arrow import Integers, Mask
 from pyspark_timestream.core.instants import (
     MILLISECOND_US,
     NEVER,
     Instants,
-    Integers,
-    Mask,
     format_duration,
     instant_or_none,
     instant_or_sentinel,
@@ -253,11 +252,6 @@ def _choose_sampling(offsets: int) -> int:
     (1, 3, 201)
     """
     return offsets // _MAX_SAMPLED | 1
-
-
-def list_read_columns(options: KafkaOptions) -> ColumnSet:
-    """Return the columns to read of each record: those of the clock, and the timestamps."""
-    return find_required_columns(options, None)._replace(timestamps=True)
 
 
 def follow_partition(
@@ -664,7 +658,7 @@ def _follow(
     read_range: ReadRange,
 ) -> Lateness:
     sampled_every = _choose_sampling(sum(max(offset_range.size, 0) for offset_range in ranges))
-    columns = list_read_columns(options)
+    columns = find_required_columns(options, None)._replace(timestamps=True)
     results = tuple(DelayResult(delay_us) for delay_us in delays_us)
     stamps_us: list[int] = []
     for offset_range in ranges:

@@ -9,13 +9,33 @@ from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import Integers
+Integers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
 
 CTI_COLUMN: Final = "cti"
 """The column of CTI rows; null in rows of data."""
+
+
+def to_mask(booleans: pa.Array) -> Mask:
+    """Convert booleans to a mask; nulls become False."""
+    if booleans.null_count:
+        booleans = pc.fill_null(booleans, False)
+    return np.array(booleans.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def locate(values: pa.Array) -> tuple[Integers, Bytes]:
+    """Return the n + 1 bounds of binary values or texts in their buffer, and the buffer."""
+    _, offsets, data = values.buffers()
+    if not len(values):
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    width = np.int64 if pa.types.is_large_string(values.type) else np.int32
+    bounds = np.frombuffer(offsets, width)[values.offset :][: len(values) + 1]
+    return bounds.astype(np.int64), np.frombuffer(data or b"", np.uint8)
 
 
 def list_lengths(array: pa.Array) -> Integers:

@@ -22,17 +22,14 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.arrow import Bytes, Integers, Mask, locate, to_mask
 from pyspark_timestream.errors import show_value
 
-Integers = npt.NDArray[np.int64]
 Instants = Integers
 """Instants in microseconds; `NEVER` where there is none."""
-Mask = npt.NDArray[np.bool_]
-Bytes = npt.NDArray[np.uint8]
 
 INSTANT: Final = pa.timestamp("us", tz="UTC")
 """The type of columns of instants."""
@@ -364,11 +361,11 @@ def read_text_times(texts: pa.Array, unit: str | None) -> Times:
     """Read ISO-8601 texts, and digits only as numbers in `unit` (None: they are unreadable)."""
     times, is_iso, odd = _read_iso_column(texts)
     instants, readable = _limit_to_calendar(times, is_iso)
-    other_rows = np.flatnonzero(~is_iso & _to_mask(texts.is_valid()))
+    other_rows = np.flatnonzero(~is_iso & to_mask(texts.is_valid()))
     if not len(other_rows):
         return instants, readable
     others = texts.take(pa.array(other_rows))
-    numeric = _to_mask(pc.match_substring_regex(others, _NUMBER))
+    numeric = to_mask(pc.match_substring_regex(others, _NUMBER))
     if unit is not None and numeric.any():
         times, valid = _read_number_texts(others.filter(pa.array(numeric)), unit)
         instants[other_rows[numeric]], readable[other_rows[numeric]] = times, valid
@@ -419,15 +416,10 @@ def _read_text(value: str) -> tuple[int, bool]:
 
 
 def _fill_nulls(values: pa.Array) -> Times:
-    valid = _to_mask(pc.is_valid(values))
+    valid = to_mask(pc.is_valid(values))
     if values.null_count:
         values = pc.fill_null(values, 0)
     return values.to_numpy(zero_copy_only=False), valid
-
-
-def _to_mask(booleans: pa.Array) -> Mask:
-    filled = pc.fill_null(booleans, False) if booleans.null_count else booleans
-    return np.array(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def _limit_to_calendar(instants: Instants, valid: Mask) -> Times:
@@ -441,8 +433,9 @@ def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
     Each round reads the texts of one shape, such as 0000-00-00T00:00:00Z, all at once. A zone or
     the last second's fraction may push an instant outside the legal application times.
     """
-    starts, lengths, data = _split_bytes(texts)
-    valid = np.array(texts.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+    bounds, data = locate(texts)
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    valid = to_mask(texts.is_valid())
     instants, readable = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.bool_)
     skipped = valid & (lengths > _MAX_LENGTH)
     unread = np.flatnonzero(valid & ~skipped)
@@ -466,17 +459,6 @@ def _read_iso_column(texts: pa.Array) -> tuple[Instants, Mask, Mask]:
         unread = unread[~is_done]
     skipped[unread] = True
     return instants, readable, skipped
-
-
-def _split_bytes(texts: pa.Array) -> tuple[Integers, Integers, Bytes]:
-    """Return each text's start in the buffer, its length in bytes, and the buffer."""
-    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    _, offsets, data = texts.buffers()
-    if not len(texts):
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
-    narrow = np.frombuffer(offsets, width)[texts.offset : texts.offset + len(texts) + 1]
-    bounds: Integers = narrow.astype(np.int64)
-    return bounds[:-1], np.diff(bounds), np.frombuffer(data or b"", np.uint8)
 
 
 def _to_matrix(data: Bytes, starts: Integers, length: int) -> Bytes:

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import TICK_US, Instants, Mask, format_instant
+from pyspark_timestream.core.arrow import Mask
+from pyspark_timestream.core.instants import TICK_US, Instants, format_instant
 from pyspark_timestream.core.policies import FUTURE_POLICIES, POLICIES, Action, name_any
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, ViolationFound
 from pyspark_timestream.kafka.decode.payload import (

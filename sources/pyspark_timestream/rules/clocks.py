@@ -27,13 +27,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.core.arrow import Integers, Mask
 from pyspark_timestream.core.checkpoint import build_frozen
 from pyspark_timestream.core.instants import (
     NEVER,
     PROBABLE_US,
     Instants,
-    Integers,
-    Mask,
     instant_or_sentinel,
     parse_instant,
 )

@@ -16,13 +16,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.core.arrow import Integers, Mask
 from pyspark_timestream.core.instants import (
     FINAL_US,
     MIN_US,
     NEVER,
     Instants,
-    Integers,
-    Mask,
     instant_or_none,
     instant_or_sentinel,
 )

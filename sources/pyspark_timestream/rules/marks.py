@@ -17,11 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.core.arrow import Integers, Mask
 from pyspark_timestream.core.instants import (
     NEVER,
     Instants,
-    Integers,
-    Mask,
     format_instant,
     instant_or_none,
     instant_or_sentinel,
@@ -176,7 +175,7 @@ class Proposals(NamedTuple):
     is_mark: Mask
 
 
-class Window(NamedTuple):
+class TimeWindows(NamedTuple):
     """The time bounds at each of n records' positions; NEVER where there is none."""
 
     lower_us: Instants
@@ -190,7 +189,7 @@ class MarkEffects(NamedTuple):
         writers, noted_us, record_us, first_us, begun: as in PartitionClock, after the block.
         proposals: for the generator.
         unreadable: the rows of marks that cannot be read.
-        window: the rows' time windows; None if the rules ask for none.
+        time_windows: the rows' time windows; None if the rules ask for none.
     """
 
     writers: tuple[tuple[str, WriterState], ...]
@@ -200,7 +199,7 @@ class MarkEffects(NamedTuple):
     begun: bool
     proposals: Proposals
     unreadable: Integers
-    window: Window | None
+    time_windows: TimeWindows | None
 
 
 def fold_marks(
@@ -233,7 +232,11 @@ def fold_marks(
         begun=clock.begun or begins,
         proposals=_propose(intervals, _find_end_of_grace(rules, clock, newest_us, first_us)),
         unreadable=marks.rows[marks.marked & ~marks.readable],
-        window=_compute_window(changes, intervals, earlier_noted_us) if rules.time_window else None,
+        time_windows=(
+            _compute_time_windows(changes, intervals, earlier_noted_us)
+            if rules.time_window
+            else None
+        ),
     )
 
 
@@ -255,8 +258,8 @@ def _accumulate_record_times(
 #   steps [0, 1), 50 in [1, 5), 30 in [2, 3) and 70 in [3, 4).
 # - Proposals: the least mark at the steps is 10 50 30 50 50. The first was so before the block, so
 #   four are proposed, after 1 2 3 3 records. The close makes the last; only the first will rise.
-# - Window: the records are judged at keys 0 3 6, which lie in steps 0 1 2. If 10 was the greatest
-#   mark before the block, the lower bounds are 10 50 30, and the upper ones 10 50 50.
+# - Time windows: the records are judged at keys 0 3 6, which lie in steps 0 1 2. If 10 was the
+#   greatest mark before the block, the lower bounds are 10 50 30, and the upper ones 10 50 50.
 
 
 class _Changes(NamedTuple):
@@ -454,7 +457,7 @@ def _propose(intervals: _Intervals, grace_end: int | None) -> Proposals:
     )
 
 
-def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> Window:
+def _compute_time_windows(changes: _Changes, intervals: _Intervals, noted_us: int) -> TimeWindows:
     """Compute the bounds at each record (4.6), after its silences and before its own mark."""
     steps = len(intervals.keys)
     is_known = intervals.has_name & (intervals.us != NEVER)
@@ -468,4 +471,4 @@ def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> 
     upper_us = np.where(lower_us == NEVER, NEVER, np.maximum.accumulate(upper_us))
     # Key 3p, at index 3p + 1, is when record p is judged. The last index, after the block, is not.
     at_records = intervals.steps[1:-1:3]
-    return Window(lower_us[at_records], upper_us[at_records])
+    return TimeWindows(lower_us[at_records], upper_us[at_records])

@@ -31,13 +31,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_timestream.core.arrow import Integers, Mask
 from pyspark_timestream.core.instants import (
     FINAL_US,
     MIN_US,
     NEVER,
     Instants,
-    Integers,
-    Mask,
     instant_or_none,
     instant_or_sentinel,
 )
@@ -61,7 +60,7 @@ from pyspark_timestream.rules.marks import (
     MarkEffects,
     Marks,
     Proposals,
-    Window,
+    TimeWindows,
     fold_marks,
 )
 
@@ -116,7 +115,7 @@ class BlockResult:
         cti_index: each CTI comes right after the record with this index; -1: before the first.
         cti_us: the CTIs, strictly increasing, each above the one in force before the block.
         unreadable: the rows of unreadable marks.
-        window: the rows' time windows; None if the rules ask for none.
+        time_windows: the rows' time windows; None if the rules ask for none.
         failure: set if policy `fail` ends the stream; the rest is then meaningless.
         inside: n booleans: the record is in the replay window; None without one.
     """
@@ -133,7 +132,7 @@ class BlockResult:
     cti_index: Integers
     cti_us: Instants
     unreadable: Integers
-    window: Window | None = None
+    time_windows: TimeWindows | None = None
     failure: Failure | None = None
     inside: Mask | None = None
 
@@ -231,7 +230,7 @@ def _fold(
         cti_index=generated.index,
         cti_us=generated.us,
         unreadable=effects.unreadable,
-        window=effects.window,
+        time_windows=effects.time_windows,
     )
     future = None if beyond is None else beyond & well_formed & ~result.late
     result, late_counts = _apply_policies(rules, events, future, result)
@@ -333,7 +332,7 @@ def _follow_records(
             begun=clock.begun,
             proposals=_NO_PROPOSALS,
             unreadable=_NO_INSTANTS,
-            window=None,
+            time_windows=None,
         )
     elif events.writers is None:
         effects = fold_marks(rules, clock, marks, events.record_us, len(events.start_us))

@@ -99,7 +99,9 @@ def stepped(shape, policy, how, topic, cuts=()):
                 end = int(said.end_us[i]) if known else event.end
                 out.append(("row", first + i, start, end, VIOLATIONS[code]))
             out += [("cti", us) for index, us in ctis if index == i]
-        bounds = zip(said.window.lower_us.tolist(), said.window.upper_us.tolist(), strict=True)
+        bounds = zip(
+            said.time_windows.lower_us.tolist(), said.time_windows.upper_us.tolist(), strict=True
+        )
         windows += [tuple(None if us == NEVER else us for us in both) for both in bounds]
     return out, clock, windows
 

@@ -324,12 +324,12 @@ def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
 
 def test_time_windows_are_made_only_where_they_are_wanted():
     some = marks([mark(5, "a"), at(6)])
-    assert fold_marks(TimeRules(), PartitionClock(), some, None, 2).window is None
+    assert fold_marks(TimeRules(), PartitionClock(), some, None, 2).time_windows is None
 
 
 def test_the_bounds_of_time_windows_are_whole_instants_also_where_there_are_none():
     some = marks([mark(5, "a"), at(6)])
-    window = fold_marks(TimeRules(time_window=True), PartitionClock(), some, None, 2).window
+    window = fold_marks(TimeRules(time_window=True), PartitionClock(), some, None, 2).time_windows
     assert [column.dtype for column in window] == [np.int64, np.int64]
     assert [column.tolist() for column in window] == [[NEVER, 5], [NEVER, 5]]
 

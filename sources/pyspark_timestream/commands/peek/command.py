@@ -22,8 +22,9 @@ from pyspark_timestream.commands.peek.examine import (
     TopicSample,
     examine,
 )
+from pyspark_timestream.core.arrow import Integers
 from pyspark_timestream.core.declarations import check_given, is_secret
-from pyspark_timestream.core.instants import Integers, format_instant
+from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.diagnosis.samples import suggests_secret

@@ -14,7 +14,8 @@ import numpy as np
 
 from pyspark_timestream.commands.peek.command import format_without_secrets
 from pyspark_timestream.commands.watch.follow import Case
-from pyspark_timestream.core.instants import NEVER, Mask, format_instant
+from pyspark_timestream.core.arrow import Mask
+from pyspark_timestream.core.instants import NEVER, format_instant
 from pyspark_timestream.core.policies import Action
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.decode.payload import Payload, read_payload

@@ -76,7 +76,7 @@ _LIST_AGAIN_S: Final = 60.0
 MAX_CASES: Final = 20
 _MAX_SLOW: Final = 3
 
-WINDOW_US: Final = MINUTE_US
+COUNTED_US: Final = MINUTE_US
 """Count over about the last minute of batches."""
 
 _QUIET_US: Final = 10 * SECOND_US
@@ -301,7 +301,7 @@ def _find_cases(before: BatchRecord, after: BatchRecord) -> list[Case]:
 
 def _count_lately(history: History) -> dict[str, int]:
     last_batch = history[-1]
-    since_us = last_batch.planned_us - WINDOW_US
+    since_us = last_batch.planned_us - COUNTED_US
     early = [batch for batch in history if batch.planned_us <= since_us]
     before = (early[-1] if early else history[0]).offset.partitions
     totals = [0] * len(SHOWN_COUNTERS)

@@ -8,7 +8,7 @@ The first section draws the chain of the queries (`follow.Chain`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -59,11 +59,7 @@ _LETTERS: Final = 19
 
 def render_chain(chain: Chain) -> str:
     """Return the section of a chain: a picture, one that runs down for phones, and a list."""
-    trouble = "".join(
-        f'<p class="note">{to_html(node.name)}: {to_html(node.trouble)}</p>'
-        for node in chain.nodes
-        if node.trouble
-    )
+    trouble = _render_notes(f"{node.name}: {node.trouble}" for node in chain.nodes if node.trouble)
     hops = "".join(f"<li>{to_html(chain.describe_hop(hop))}</li>" for hop in chain.hops)
     return (
         "<header><h2>Chain</h2></header>"
@@ -273,11 +269,13 @@ def _render_query(view: QueryView, samples_of: int | None) -> str:
         f'<p class="status {css_class}" data-say="{to_html(view.name)}: {word}"><b>{word}</b>{why}'
         f"{age}</p></header>"
     )
-    notes = "".join(f'<p class="note">{to_html(note)}</p>' for note in view.notes)
     streams = "".join(
         _render_stream(stream, n, samples_of) for n, stream in enumerate(view.streams)
     )
-    return f"{head}{notes}{streams}{_render_state(view)}{_render_strip(view.triggers)}"
+    return (
+        f"{head}{_render_notes(view.notes)}{streams}{_render_state(view)}"
+        f"{_render_strip(view.triggers)}"
+    )
 
 
 def _render_stream(stream: StreamView, number: int, samples_of: int | None) -> str:
@@ -285,7 +283,7 @@ def _render_stream(stream: StreamView, number: int, samples_of: int | None) -> s
     topics = ", ".join(explanation.topics) or "no topic"
     return (
         f'<section class="stream"><h3>{to_html(topics)}</h3>'
-        f"{_render_clock(stream)}{_render_changes(stream)}"
+        f"{_render_clock(stream)}{_render_notes(describe_changes(explanation))}"
         f"{_render_diagnoses(explanation.diagnoses, number)}"
         f"{draw_curve(stream.curve, explanation.changes)}"
         f"{_render_counts(stream, number, samples_of)}{_render_lanes(stream, number)}</section>"
@@ -305,9 +303,8 @@ def _render_clock(stream: StreamView) -> str:
     )
 
 
-def _render_changes(stream: StreamView) -> str:
-    lines = describe_changes(stream.explanation)
-    return "".join(f'<p class="note">{to_html(line)}</p>' for line in lines)
+def _render_notes(notes: Iterable[str]) -> str:
+    return "".join(f'<p class="note">{to_html(note)}</p>' for note in notes)
 
 
 def _render_diagnoses(diagnoses: Sequence[Diagnosis], number: int) -> str:
@@ -629,7 +626,7 @@ def render_case(case: Case, sample: CaseRecords | str, root: str) -> str:
     if isinstance(sample, str):
         body = f'<p class="finding">{to_html(sample)}</p>'
     else:
-        notes = "".join(f'<p class="note">Note: {to_html(note)}.</p>' for note in sample.notes)
+        notes = _render_notes(f"Note: {note}." for note in sample.notes)
         table = _render_records(sample.rows) if sample.rows else "<p>No record was found.</p>"
         body = f'{notes}<div class="lanes scroll" tabindex="0" role="region" aria-label="records">'
         body += f"{table}</div>"

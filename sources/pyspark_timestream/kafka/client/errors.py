@@ -46,7 +46,7 @@ _FAIL_FACILITY: Final = "FAIL"
 """librdkafka's log facility for a lost connection."""
 
 _NO_CODE: Final = 0
-_CLIENT_FAILURE_WINDOW_S: Final = 900.0
+_CLIENT_FAILURE_AGE_S: Final = 900.0
 
 
 class BrokerFailure(NamedTuple):
@@ -115,7 +115,7 @@ class ClientLog:
         now_s = self._now_s()
         # Failures of the client itself, such as a token that it cannot obtain, have the address "".
         # librdkafka reports these only once, so they count for longer.
-        limits = {"": max(within_s, _CLIENT_FAILURE_WINDOW_S)}
+        limits = {"": max(within_s, _CLIENT_FAILURE_AGE_S)}
         return {
             address: failure
             for address, failure in list(self._failures.items())

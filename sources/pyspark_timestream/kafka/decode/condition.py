@@ -14,8 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import MAX_DIGITS, name_scalar, name_struct_of_spark
-from pyspark_timestream.core.instants import DAY_US, INSTANT, Mask, parse_instant
+from pyspark_timestream.core.arrow import (
+    MAX_DIGITS,
+    Mask,
+    name_scalar,
+    name_struct_of_spark,
+    to_mask,
+)
+from pyspark_timestream.core.instants import DAY_US, INSTANT, parse_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.parsers import format_path
 from pyspark_timestream.kafka.options.where import (
@@ -60,9 +66,7 @@ class Condition:
         truth = self.root.compute(read_column)
         if isinstance(truth, pa.Scalar):
             return np.full(rows, truth.as_py() is True)
-        if truth.null_count:
-            truth = pc.fill_null(truth, False)
-        return np.array(truth.to_numpy(zero_copy_only=False), dtype=np.bool_)
+        return to_mask(truth)
 
 
 # -- the steps -------------------------------------------------------------------------------------

@@ -20,19 +20,15 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.arrow import (
     MAX_WIDE_DIGITS,
+    Integers,
+    Mask,
     build_nested,
     find_long_decimals,
     list_lengths,
-)
-from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, Integers, Mask
-from pyspark_timestream.kafka.decode.records import (
-    FINE,
-    TYPE,
-    DecodedBlock,
-    Reasons,
     to_mask,
-    to_texts,
 )
+from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US
+from pyspark_timestream.kafka.decode.records import FINE, TYPE, DecodedBlock, Reasons, to_texts
 
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
 
@@ -248,7 +244,8 @@ def cast_scalars(array: pa.Array, target: pa.DataType) -> Converted:
     if pa.types.is_decimal(target):
         return _cast_decimals(array, target)
     if pa.types.is_integer(target):
-        return _cast_integers(array, target)
+        fitting, bad = _limit(array, *_get_range(target))
+        return Converted(fitting.cast(target), bad)
     if pa.types.is_binary(source) and pa.types.is_string(target):
         return find_bad(to_texts(array), array)
     cast = array.cast(target, safe=False)
@@ -284,11 +281,6 @@ def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
     return Converted(pc.multiply(fitting, 1_000_000 // per_second).view(target), bad)
 
 
-def _cast_integers(array: pa.Array, target: pa.DataType) -> Converted:
-    fitting, bad = _limit(array, *_get_range(target))
-    return Converted(fitting.cast(target), bad)
-
-
 def _limit(array: pa.Array, low: int, high: int, numbers: pa.DataType | None = None) -> Converted:
     """Mark values outside of `low` to `high` as bad; the range may exceed that of the type."""
     values = array if numbers is None else array.view(numbers)
@@ -317,5 +309,10 @@ def _cast_decimals(array: pa.Array, target: pa.DataType) -> Converted:
     wide = narrow.cast(pa.decimal256(MAX_WIDE_DIGITS, scale))
     if scale > target.scale:
         wide = pc.round(wide, target.scale, round_mode="half_towards_infinity")
+    return limit_decimals(wide, target)
+
+
+def limit_decimals(wide: pa.Array, target: pa.DataType) -> Converted:
+    """Cast decimals whose scale `target` allows; those with too many digits for it are bad."""
     fitting, bad = keep(wide, to_mask(find_long_decimals(wide, target)))
     return Converted(fitting.cast(target), bad)

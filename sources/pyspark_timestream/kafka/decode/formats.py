@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import Bytes, Integers, Mask
+from pyspark_timestream.core.arrow import Bytes, Integers, Mask, locate, to_mask
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.records import (
@@ -28,10 +28,8 @@ from pyspark_timestream.kafka.decode.records import (
     Reasons,
     RequestedFields,
     find_header,
-    locate,
     name_rows,
     take_header_values,
-    to_mask,
 )
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import PayloadRules

@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.arrow import Integers, Mask, to_mask
 from pyspark_timestream.core.instants import (
     INSTANT,
     NEVER,
     Instants,
-    Integers,
-    Mask,
     Times,
     read_record_times,
     read_record_timestamps,
@@ -42,7 +41,6 @@ from pyspark_timestream.kafka.decode.records import (
     list_time_sources,
     read_header,
     take_header_values,
-    to_mask,
     to_texts,
 )
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
@@ -521,9 +519,9 @@ def _build_metadata(name: str, processed: ProcessedBlock) -> pa.Array:
             names = payload.values.names if payload.values else None
             return pa.nulls(rows, METADATA[name]) if names is None else names
         case "time_lower":
-            return _build_bounds(_require(result.window).lower_us)
+            return _build_bounds(_require(result.time_windows).lower_us)
         case "time_upper":
-            return _build_bounds(_require(result.window).upper_us)
+            return _build_bounds(_require(result.time_windows).upper_us)
         case _:
             raise AssertionError(f"no metadata {name}")
 

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import INSTANT, Bytes, Integers, Mask
+from pyspark_timestream.core.arrow import Integers, Mask, locate
+from pyspark_timestream.core.instants import INSTANT
 from pyspark_timestream.kafka.decode.condition import Condition
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path
@@ -120,13 +121,6 @@ def _decode_or_none(value: bytes | None) -> str | None:
         return None
 
 
-def to_mask(booleans: pa.Array) -> Mask:
-    """Convert booleans to a mask; nulls become False."""
-    if booleans.null_count:
-        booleans = pc.fill_null(booleans, False)
-    return np.array(booleans.to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
 def take_header_values(headers: pa.Array, indexes: Integers) -> pa.Array:
     """Take the values at `indexes` in the flat list of all headers; null where an index is -1."""
     return headers.flatten().field("value").take(pa.array(indexes, mask=indexes < 0))
@@ -144,15 +138,6 @@ def find_header(headers: pa.Array, name: str) -> Integers:
         # A later assignment to the same row overwrites an earlier one.
         indexes[rows[matches]] = np.flatnonzero(matches)
     return indexes
-
-
-def locate(values: pa.Array) -> tuple[Integers, Bytes]:
-    """Return the n + 1 bounds of binary values or texts in their buffer, and the buffer."""
-    _, offsets, data = values.buffers()
-    if not len(values):
-        return np.zeros(1, np.int64), np.empty(0, np.uint8)
-    bounds = np.frombuffer(offsets, np.int32)[values.offset :][: len(values) + 1]
-    return bounds.astype(np.int64), np.frombuffer(data or b"", np.uint8)
 
 
 def name_rows(names: Sequence[str | None], codes: npt.NDArray[np.integer]) -> pa.Array:

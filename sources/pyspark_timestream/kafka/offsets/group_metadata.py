@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pyspark_timestream.core.instants import NEVER, Integers, Mask, instant_or_sentinel
+from pyspark_timestream.core.arrow import Integers, Mask
+from pyspark_timestream.core.instants import NEVER, instant_or_sentinel
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_PAYLOADS,
     MalformedPayloads,

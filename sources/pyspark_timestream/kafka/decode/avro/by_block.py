@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import Integers, Mask
+from pyspark_timestream.core.arrow import Integers, Mask, locate
 from pyspark_timestream.kafka.decode.avro.plans import (
     Bad,
     Record,
@@ -27,7 +27,6 @@ from pyspark_timestream.kafka.decode.avro.plans import (
     all_bad,
 )
 from pyspark_timestream.kafka.decode.convert import Converted, join_converted, keep
-from pyspark_timestream.kafka.decode.records import locate
 
 _PADDING: Final = 16
 """Bytes after the last row, so that a whole word can be read at its end."""

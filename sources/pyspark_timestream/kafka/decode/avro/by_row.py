@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import Integers
+from pyspark_timestream.core.arrow import Integers, to_mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.by_block import Cursors, read_block
 from pyspark_timestream.kafka.decode.avro.plans import (
@@ -50,7 +50,6 @@ from pyspark_timestream.kafka.decode.records import (
     join_blocks,
     name_rows,
     split_pieces,
-    to_mask,
 )
 from pyspark_timestream.kafka.schemas import is_accepted
 

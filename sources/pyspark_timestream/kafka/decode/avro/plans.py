@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.core.instants import Integers
+from pyspark_timestream.core.arrow import Integers, locate, to_mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.schemas import (
     DEFAULT,
@@ -51,7 +51,6 @@ from pyspark_timestream.kafka.decode.convert import (
     join_converted,
     keep,
 )
-from pyspark_timestream.kafka.decode.records import locate, to_mask
 
 Wire: TypeAlias = pa.Array | npt.NDArray[Any]
 

@@ -30,8 +30,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from pyspark_timestream.core.arrow import MAX_DIGITS, MAX_WIDE_DIGITS, find_long_decimals
-from pyspark_timestream.core.instants import Bytes, Integers, Mask
+from pyspark_timestream.core.arrow import (
+    MAX_DIGITS,
+    MAX_WIDE_DIGITS,
+    Bytes,
+    Integers,
+    Mask,
+    locate,
+    to_mask,
+)
 from pyspark_timestream.core.processes import declare_function, load_compiled
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
@@ -41,6 +48,7 @@ from pyspark_timestream.kafka.decode.convert import (
     convert,
     find_bad,
     keep,
+    limit_decimals,
 )
 from pyspark_timestream.kafka.decode.json.by_row import (
     null_on_error,
@@ -55,10 +63,8 @@ from pyspark_timestream.kafka.decode.records import (
     Tree,
     find_conflict,
     join_blocks,
-    locate,
     merge,
     nest,
-    to_mask,
     to_texts,
 )
 from pyspark_timestream.kafka.options.parsers import Path as FieldPath
@@ -716,14 +722,9 @@ def _read_scalars(wire: pa.Array, target: pa.DataType) -> Converted:
     if pa.types.is_timestamp(target) or pa.types.is_date32(target):
         return read_times(wire, target)
     if pa.types.is_decimal(target):
-        return _limit_decimals(wire, target)
+        # Arrow's parser checks only the digits behind the point.
+        return limit_decimals(wire, target)
     if pa.types.is_binary(target):
         decoded = [null_on_error(to_bytes, text) for text in wire.to_pylist()]
         return find_bad(pa.array(decoded, target), wire)
     return cast_scalars(wire, target)
-
-
-def _limit_decimals(wire: pa.Array, target: pa.DataType) -> Converted:
-    """Check the digits before the point, because Arrow's parser checks only those after it."""
-    column, bad = keep(wire, to_mask(find_long_decimals(wire, target)))
-    return Converted(column.cast(target), bad)

@@ -15,14 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import (
-    DAY_US,
-    Integers,
-    Mask,
-    Times,
-    read_number_times,
-    read_text_times,
-)
+from pyspark_timestream.core.arrow import Integers, Mask, to_mask
+from pyspark_timestream.core.instants import DAY_US, Times, read_number_times, read_text_times
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
     build_decoded_block,
@@ -31,13 +25,7 @@ from pyspark_timestream.kafka.decode.convert import (
     find_bad,
     keep,
 )
-from pyspark_timestream.kafka.decode.records import (
-    FINE,
-    SYNTAX,
-    DecodedBlock,
-    RequestedFields,
-    to_mask,
-)
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, DecodedBlock, RequestedFields
 from pyspark_timestream.kafka.options.parsers import Path, descend
 
 _CONVERSION_ERRORS: Final = (ValueError, OverflowError, RecursionError, pa.ArrowException)

@@ -29,7 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import FINAL_US, INSTANT, MIN_US, Integers, Mask
+from pyspark_timestream.core.arrow import Integers, Mask, locate, to_mask
+from pyspark_timestream.core.instants import FINAL_US, INSTANT, MIN_US
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.convert import (
     Convert,
@@ -58,11 +59,9 @@ from pyspark_timestream.kafka.decode.records import (
     Tree,
     find_conflict,
     join_blocks,
-    locate,
     merge,
     nest,
     split_pieces,
-    to_mask,
 )
 from pyspark_timestream.kafka.options.parsers import Path, parse_path
 
