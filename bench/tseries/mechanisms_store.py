@@ -24,7 +24,7 @@ from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.ranges import UNLIMITED
 from pyspark_tseries.storage import location as locks
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, read_files, stream_file
+from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, read_rows, scan_file
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Appendable, Batch, CommitContext, PreparedCommit, _Commit
 from pyspark_tseries.write.task_output import (
@@ -275,7 +275,7 @@ def reads() -> Iterator[Comparison]:
         paths = [location.file(file.path) for file in files]
 
         def streamed(file: DataFile, row_filter: RowFilter) -> int:
-            return sum(part.num_rows for part in stream_file(location, file, READ, row_filter))
+            return sum(part.num_rows for part in scan_file(location, file, READ, row_filter))
 
         def point(read: Callable[[str], int]) -> int:
             return sum(read(f"task {at % TASKS} series {at:04}") for at in range(0, 1000, 100))
@@ -285,7 +285,7 @@ def reads() -> Iterator[Comparison]:
             return sum(part.num_rows for run in runs for part in run)
 
         def whole(name: str) -> int:
-            return read_files(location, files, READ, RowFilter([name])).num_rows
+            return read_rows(location, files, READ, RowFilter([name])).num_rows
 
         def by_pyarrow(name: str) -> int:
             found = pq.read_table(
@@ -306,7 +306,7 @@ def reads() -> Iterator[Comparison]:
             "pyarrow": lambda: pq.read_table(paths, columns=READ.names, partitioning=None).num_rows,
             "as runs": by_run,
             "streamed": lambda: sum(streamed(file, ALL_ROWS) for file in files),
-            "together": lambda: read_files(location, files, READ, ALL_ROWS).num_rows,
+            "together": lambda: read_rows(location, files, READ, ALL_ROWS).num_rows,
         }
         yield from each_against_peer(in_turns("full scan", ways, ROWS), ": pyarrow / ")
 

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import math
 import operator
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -33,7 +32,7 @@ from pyspark_tseries.storage.data_files import (
     read_footer,
 )
 from pyspark_tseries.storage.location import bears_tag, list_event_files
-from pyspark_tseries.storage.row_reader import Footer, load_footer
+from pyspark_tseries.storage.row_reader import Footer, OpenFile, load_footer
 from pyspark_tseries.storage.snapshot import Snapshot, write_head
 from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
 from pyspark_tseries.store.store import Store
@@ -279,10 +278,8 @@ class _Widening(Revision):
                 original = (footer.metadata.metadata or {}).get(_COPY_OF.encode())
                 if original is None or not self._has_types(footer, operator.eq):
                     return None
-                every = range(footer.group_count), sorted(footer.names)
-                for offset, length, crc in footer.chunks(*every):
-                    if zlib.crc32(source.read_at(length, offset)) != crc:
-                        return None
+                whole = OpenFile(self._location, source, footer)
+                whole.verify(range(footer.group_count), sorted(footer.names))
         except (OSError, pa.ArrowException):
             return None
         stats = read_bounds(self._location, path, size)[0]

@@ -50,9 +50,8 @@ from pyspark_tseries.storage.row_reader import (
     RowFilter,
     base_fields,
     map_parallel,
-    read_files,
     read_rows,
-    stream_file,
+    scan_file,
 )
 from pyspark_tseries.storage.snapshot import Snapshot
 
@@ -281,7 +280,7 @@ def read_newest_one(
         row_filter = RowFilter([name], sequences=(last_sequence, last_sequence))
         for file in reversed(snapshot.files):
             if file.kind != "edit" and row_filter.may_match_file(file):
-                rows = read_files(snapshot.location, [file], stored, row_filter)
+                rows = read_rows(snapshot.location, [file], stored, row_filter)
                 if rows.num_rows:
                     return show_columns(rows, columns, at_originals=True)
     return read_newest(snapshot, find_series(index, [name]), read_columns, 1).table.select(
@@ -398,7 +397,7 @@ def _find_lows(
 
     def find(file: DataFile) -> tuple[Int64Array, Int64Array]:
         newest_keys = _NewestKeys(count)
-        for rows in stream_file(location, file, schema, row_filter):
+        for rows in scan_file(location, file, schema, row_filter):
             codes, sequence = _find_codes(rows, series.names), to_int64(rows["sequence"])
             inside = to_int64(rows["timestamp"]) >= oldest_us[codes]
             newest_keys.add(codes[inside], sequence[inside])

@@ -72,8 +72,8 @@ from pyspark_tseries.storage.row_reader import (
     Reading,
     RowFilter,
     fold_files,
-    read_files,
-    stream_file,
+    read_rows,
+    scan_file,
 )
 from pyspark_tseries.storage.snapshot import Snapshot
 
@@ -326,7 +326,7 @@ class Scan:
         """Read the rows that may be needed, in the order of files; `series` is a dictionary."""
         schema = encode_series(select_fields(self._schema, columns))
         tables = [
-            read_files(self._location, self.originals, schema, self._make_original_filter()),
+            read_rows(self._location, self.originals, schema, self._make_original_filter()),
             self._pick_edits(self.read_edits(columns)),
         ]
         # An empty chunk would become an empty batch.
@@ -361,7 +361,7 @@ class Scan:
     def read_edits(self, columns: Sequence[str]) -> pa.Table:
         """Read the edits, of any original."""
         schema = encode_series(select_fields(self._schema, columns))
-        return read_files(self._location, self.edits, schema, self._make_series_filter())
+        return read_rows(self._location, self.edits, schema, self._make_series_filter())
 
     def _pick_edits(self, edits: pa.Table) -> pa.Table:
         if self._sequences == ALL_SEQUENCES:
@@ -375,7 +375,7 @@ class Scan:
         schema = select_fields(self._schema, columns)
         for file in self.originals:
             if file.path == path:
-                yield from stream_file(self._location, file, schema, self._make_original_filter())
+                yield from scan_file(self._location, file, schema, self._make_original_filter())
 
     def _make_series_filter(self) -> RowFilter:
         return RowFilter(self._names, self.scope.keys, commits=self.scope.snapshot.commits)

@@ -449,17 +449,53 @@ class FilePiece:
     groups: list[int]
 
 
-def read_files(
-    location: Location, files: Sequence[DataFile], schema: pa.Schema, row_filter: RowFilter
+BASE_SCHEMA: Final = file_schema([])
+"""The columns of every store; files without erased events lack `erasure`."""
+
+
+def base_fields(names: Sequence[str]) -> pa.Schema:
+    """Return the columns `names` of every store."""
+    return select_fields(BASE_SCHEMA, names)
+
+
+def read_rows(
+    location: Location,
+    files: Iterable[DataFile],
+    schema: pa.Schema,
+    row_filter: RowFilter,
+    expression: pc.Expression | None = None,
 ) -> pa.Table:
-    """Return the rows of `files` that pass `row_filter`, in the order of files.
+    """Return the rows of `files` that pass `row_filter` and `expression`, in the order of files.
+
+    `schema` has the columns of `expression`. Files with bounds outside the filter are not opened.
 
     Raises:
         UnusableStore: a file is missing or damaged; the error names it and its contents.
         OSError: an object store cannot be reached.
     """
-    jobs = _map_jobs(location, files, row_filter, Reading(schema, row_filter), list)
-    return assemble_pieces(chain.from_iterable(jobs), schema)
+    matching = [file for file in files if row_filter.may_match_file(file)]
+    jobs = _map_jobs(location, matching, row_filter, Reading(schema, row_filter), list)
+    rows = assemble_pieces(chain.from_iterable(jobs), schema)
+    return rows if expression is None else rows.filter(expression)
+
+
+def scan_file(
+    location: Location,
+    file: DataFile,
+    schema: pa.Schema,
+    row_filter: RowFilter = ALL_ROWS,
+    expression: pc.Expression | None = None,
+) -> Iterator[pa.Table]:
+    """Yield what `read_rows` returns for one file, piece by piece, in tables that are not empty."""
+    if not row_filter.may_match_file(file):
+        return
+    reading = Reading(schema, row_filter)
+    for piece in plan_pieces(file, load_footer(location, file), row_filter):
+        for piece_rows in read_pieces(location, [piece], reading, threads=True):
+            rows = _assemble(piece_rows.fixed, [piece_rows], schema)
+            matching = rows if expression is None else rows.filter(expression)
+            if matching.num_rows:
+                yield matching
 
 
 def assemble_pieces(pieces_rows: Iterable["PieceRows"], schema: pa.Schema) -> pa.Table:
@@ -487,7 +523,7 @@ def fold_files(
         fold: gets rows; those of one file are in its order.
 
     Raises:
-        UnusableStore, OSError: as `read_files`.
+        UnusableStore, OSError: as `read_rows`.
     """
     schema, row_filter = reading.schema, replace(reading.row_filter, times=ANY_VALUE)
 
@@ -545,18 +581,8 @@ def _map_jobs(
     )
 
 
-def stream_file(
-    location: Location, file: DataFile, schema: pa.Schema, row_filter: RowFilter
-) -> Iterator[pa.Table]:
-    """Yield what `read_files` returns for one file, piece by piece."""
-    reading = Reading(schema, row_filter)
-    for piece in plan_pieces(file, load_footer(location, file), row_filter):
-        for rows in read_pieces(location, [piece], reading, threads=True):
-            yield _assemble(rows.fixed, [rows], schema)
-
-
 def load_footer(location: Location, file: DataFile) -> Footer:
-    """Return the footer of a file, from the cache if it is there; raise what `read_files` does."""
+    """Return the footer of a file, from the cache if it is there; raise what `read_rows` does."""
     with explain_read_errors(location, file):
         return FOOTER_CACHE.get(location, file)
 
@@ -794,6 +820,15 @@ class OpenFile:
             )
         return self._readers[encoded]
 
+    def verify(self, groups: Iterable[int], names: Iterable[str]) -> None:
+        """Compare columns of row groups with their checksums; raise as `columns` does."""
+        for offset, size, checksum in self.footer.chunks(groups, names):
+            if zlib.crc32(self._file.read_at(size, offset)) != checksum:
+                raise pa.ArrowInvalid(
+                    f"its {size} bytes from {offset} on are not what was written: the checksum is "
+                    "another one"
+                )
+
     def columns(
         self,
         groups: Sequence[int],
@@ -810,12 +845,7 @@ class OpenFile:
         """
         if not names:
             return {}
-        for offset, size, checksum in self.footer.chunks(groups, names):
-            if zlib.crc32(self._file.read_at(size, offset)) != checksum:
-                raise pa.ArrowInvalid(
-                    f"its {size} bytes from {offset} on are not what was written: the checksum is "
-                    "another one"
-                )
+        self.verify(groups, names)
         dictionaries = tuple(
             name
             for name in names
@@ -858,43 +888,3 @@ def _assemble(fixed: Mapping[str, Any], pieces: Sequence[PieceRows], schema: pa.
         for field in schema
     ]
     return pa.table(columns, schema)
-
-
-BASE_SCHEMA: Final = file_schema([])
-"""The columns of every store; files without erased events lack `erasure`."""
-
-
-def base_fields(names: Sequence[str]) -> pa.Schema:
-    """Return the columns `names` of every store."""
-    return select_fields(BASE_SCHEMA, names)
-
-
-def read_rows(
-    location: Location,
-    files: Iterable[DataFile],
-    schema: pa.Schema,
-    row_filter: RowFilter,
-    expression: pc.Expression | None = None,
-) -> pa.Table:
-    """Return the rows that pass `row_filter` and `expression`; see `read_files`.
-
-    `schema` has the columns of `expression`. Files with bounds outside the filter are not opened.
-    """
-    matching = [file for file in files if row_filter.may_match_file(file)]
-    rows = read_files(location, matching, schema, row_filter)
-    return rows if expression is None else rows.filter(expression)
-
-
-def scan_file(
-    location: Location,
-    file: DataFile,
-    schema: pa.Schema,
-    row_filter: RowFilter = ALL_ROWS,
-    expression: pc.Expression | None = None,
-) -> Iterator[pa.Table]:
-    """Yield what `read_rows` returns for one file, in tables that are not empty."""
-    if row_filter.may_match_file(file):
-        for rows in stream_file(location, file, schema, row_filter):
-            matching = rows if expression is None else rows.filter(expression)
-            if matching.num_rows:
-                yield matching

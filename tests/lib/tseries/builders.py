@@ -77,4 +77,5 @@ def _plain(column):
 
 
 def data_file(path, size):
-    return DataFile(path, size, "", "", "event", 0, 0, 0, 0, 0, 0, 0)
+    numbers = (0, 2**62, -(2**62), 2**62, 0, 2**62)
+    return DataFile(path, size, "", chr(0x10FFFF), "event", 0, *numbers)

@@ -201,8 +201,7 @@ def test_what_is_no_aggregate_is_refused_by_name(store, function):
 
 
 def test_series_lists_names_counts_and_times_without_reading_events(store, monkeypatch):
-    monkeypatch.setattr(row_reader, "read_files", None)
-    monkeypatch.setattr(row_reader, "stream_file", None)
+    monkeypatch.setattr(row_reader, "read_pieces", None)
     rows = store.series(prefix="h").to_pylist()
     assert rows == [{"series": "hall", "events": 2, "edits": 1, "first": at(0), "newest": at(60)}]
     assert store.series()["series"].to_pylist() == sorted(NAMES)

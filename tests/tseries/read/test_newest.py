@@ -265,9 +265,8 @@ def files(monkeypatch):
     def record(location, files, schema, row_filter):
         files = [file for file in files if row_filter.may_match_file(file)]
         read.extend(file.path for file in files)
-        return row_reader.read_files(location, files, schema, row_filter)
+        return row_reader.read_rows(location, files, schema, row_filter)
 
-    monkeypatch.setattr(newest, "read_files", record)
     monkeypatch.setattr(newest, "read_rows", record)
     return read
 

@@ -76,7 +76,7 @@ def content(store, file, row_filter=ALL_ROWS, columns=None):
     FOOTER_CACHE.clear()
     schema = query_schema(store.values)
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-    return row_reader.read_files(store.location, [file], wanted, row_filter)
+    return row_reader.read_rows(store.location, [file], wanted, row_filter)
 
 
 def content_or_error(*asked):

@@ -19,7 +19,7 @@ from pyspark_tseries.read.states import Folding
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.data_files import write_events
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.storage.row_reader import FooterCache, RowFilter, read_files, stream_file
+from pyspark_tseries.storage.row_reader import FooterCache, RowFilter, read_rows, scan_file
 from pyspark_tseries.store.store import Store
 
 SCHEMA = query_schema([pa.field("value", pa.float64()), pa.field("later", pa.string())])
@@ -71,8 +71,8 @@ def test_what_is_read_is_what_passes(
         expected.append(wanted.select(SCHEMA.names).cast(SCHEMA))
     with pytest.MonkeyPatch.context() as patch:
         set_limits(patch, piece_rows=piece)
-        found = read_files(location, data, SCHEMA, row_filter)
-        streamed = [one for file in data for one in stream_file(location, file, SCHEMA, row_filter)]
+        found = read_rows(location, data, SCHEMA, row_filter)
+        streamed = [one for file in data for one in scan_file(location, file, SCHEMA, row_filter)]
     assert found.to_pylist() == pa.concat_tables(expected).to_pylist()
     assert pa.concat_tables([SCHEMA.empty_table(), *streamed]).to_pylist() == found.to_pylist()
     assert found.schema == SCHEMA
@@ -217,7 +217,7 @@ def test_parts_of_a_series_are_read_apart(large):
     snapshot = Store.open(large).snapshot()
     for part in (KeyRange(None, ("s5", 2)), KeyRange(("s5", 2), None)):
         row_filter = RowFilter(["s5"], part)
-        found = read_files(
+        found = read_rows(
             snapshot.location, snapshot.files, query_schema(snapshot.values), row_filter
         )
         assert found["sequence"].to_pylist() == ([0, 1] if part.end else [2, 3])
@@ -242,7 +242,7 @@ def test_columns_of_one_value_alone_are_as_long_as_the_rows(large):
         (RowFilter(["s1"]), 3),
         (RowFilter(commits=(MIN_NUMBER, 0)), 25_000),
     ):
-        found = read_files(snapshot.location, snapshot.files, wanted, row_filter)
+        found = read_rows(snapshot.location, snapshot.files, wanted, row_filter)
         assert found.num_rows == rows
         assert found["original_author"].null_count == rows
         assert len(found["author"].unique()) == 1
@@ -257,7 +257,7 @@ def test_of_a_time_slice_other_columns_are_read_from_groups_that_have_rows(
     rows = [((name, n), us, 0) for name, both in times.items() for n, us in enumerate(both)]
     written = write_events(location, "kind=event/0.parquet", events(rows, ["me"], False), 2)
     file = data_file(written.path, written.size)
-    found = read_files(location, [file], SCHEMA, RowFilter(times=(40, 60)))
+    found = read_rows(location, [file], SCHEMA, RowFilter(times=(40, 60)))
     assert found["series"].to_pylist() == ["b", "c"]
     assert found["sequence"].to_pylist() == [1, 0]
     read = [(groups, names) for _, groups, names in watched]
@@ -273,7 +273,7 @@ def test_a_file_is_opened_once_for_many_pieces(tmp_path, watched, monkeypatch):
     opened = []
     real = row_reader.OpenFile
     monkeypatch.setattr(row_reader, "OpenFile", lambda *a: opened.append(a) or real(*a))
-    found = read_files(location, [data_file(written.path, written.size)], SCHEMA, RowFilter())
+    found = read_rows(location, [data_file(written.path, written.size)], SCHEMA, RowFilter())
     assert found["timestamp"].cast(pa.int64()).to_pylist() == list(range(40))
     assert len(opened) == 2
 
