@@ -37,9 +37,13 @@ from pyspark_timestream.serving import (
     read_seen,
     render_shell,
 )
-from pyspark_tseries.chart.figure import show_number
 from pyspark_tseries.chart.svg import draw_svg
-from pyspark_tseries.client.results import ZONE_ARGUMENT, find_zone, format_cell
+from pyspark_tseries.client.results import (
+    ZONE_ARGUMENT,
+    find_zone,
+    format_briefly,
+    format_cell,
+)
 from pyspark_tseries.client.viewer import (
     ALL,
     COUNTS,
@@ -434,9 +438,7 @@ def _describe_erasure(cells: Cells, zone: str | None) -> str:
 
 
 def _show(cell: pa.Scalar, zone: str | None) -> str:
-    if pa.types.is_floating(cell.type) and cell.is_valid:
-        return show_number(cell.as_py())
-    return _cut(format_cell(cell, zone)) if cell.is_valid else "\N{EN DASH}"
+    return _cut(format_briefly(cell, zone)) if cell.is_valid else "\N{EN DASH}"
 
 
 def _cut(text: str) -> str:

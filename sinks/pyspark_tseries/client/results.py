@@ -29,10 +29,11 @@ from pyspark_tseries.chart.figure import (
     build_figure,
     format_moment,
     is_line,
+    show_number,
     shown_times,
 )
 from pyspark_tseries.chart.svg import draw_svg
-from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, import_library
+from pyspark_tseries.errors import InvalidQuery, import_library
 from pyspark_tseries.model.arrays import is_same, list_values, to_int64
 from pyspark_tseries.model.buckets import parse_length, parse_zone
 from pyspark_tseries.model.columns import (
@@ -41,6 +42,7 @@ from pyspark_tseries.model.columns import (
     INSTANT,
     ORIGINAL_FIELDS,
     label_column,
+    list_python_values,
     originals_of,
     widen_rows,
 )
@@ -331,6 +333,13 @@ def format_cell(cell: pa.Scalar, zone: str | None) -> str:
         return "(a time outside the years 1 to 9999)"
 
 
+def format_briefly(cell: pa.Scalar, zone: str | None) -> str:
+    """Return a value as `format_cell` does, a number with few digits."""
+    if pa.types.is_floating(cell.type) and cell.is_valid:
+        return show_number(cell.as_py())
+    return format_cell(cell, zone)
+
+
 def _format_value(cell: pa.Scalar, zone: str | None) -> str:
     if not pa.types.is_nested(cell.type):
         value = cell.as_py()  # Raises OverflowError for a time that no datetime has.
@@ -510,7 +519,8 @@ class QueryResult(TableResult):
         self._need(_METADATA[1:], "events")
         names = self.table.column_names
         values = [name for name in names if name not in _METADATA]
-        cells = [_read_values(self.table, name) for name in names]
+        step = "take the result with to_arrow(), or cast the column before it is appended"
+        cells = [list_python_values(self.table, name, step) for name in names]
         rows = zip(*cells, strict=True)
         return tuple(_build_event(dict(zip(names, row, strict=True)), values) for row in rows)
 
@@ -674,18 +684,6 @@ def format_span(first_us: int, last_us: int) -> str:
     """Format the time from `first_us` to `last_us`, both inclusive, for people."""
     ends = (format_instant(min(max(us, MIN_US), FINAL_US)) for us in (first_us, last_us))
     return " to ".join(dict.fromkeys(ends))
-
-
-def _read_values(table: pa.Table, name: str) -> list[Any]:
-    try:
-        values: list[Any] = table[name].to_pylist()
-    except OverflowError:
-        raise IncompatibleValue(
-            f"column '{name}' ({table[name].type}) holds a time that Python cannot represent",
-            "the years 1 to 9999",
-            "take the result with to_arrow(), or cast the column before it is appended",
-        ) from None
-    return values
 
 
 def _build_event(row: Mapping[str, Any], values: list[str]) -> Event:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark_timestream.core.instants import parse_duration, parse_instant, to_datetime
 from pyspark_timestream.errors import escape_controls, show_value
 from pyspark_timestream.report import align_within
-from pyspark_tseries.chart.figure import is_line, show_number
+from pyspark_tseries.chart.figure import is_line
 from pyspark_tseries.chart.terminal import Style, draw_text
 from pyspark_tseries.client.questions import BucketResult, Questions
 from pyspark_tseries.client.results import (
@@ -26,7 +26,7 @@ from pyspark_tseries.client.results import (
     Chart,
     QueryResult,
     find_zone,
-    format_cell,
+    format_briefly,
 )
 from pyspark_tseries.client.time_series import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
@@ -312,7 +312,7 @@ def _list_newest(
     table = store.latest(all_names[:max_series], columns=columns).table
     names = [name for name in table.column_names if name not in _HIDDEN]
     heads = [label_column(table.schema.field(name)) for name in names]
-    columns = [[_show_cell(cell, zone) for cell in table[name]] for name in names]
+    columns = [[format_briefly(cell, zone) or "-" for cell in table[name]] for name in names]
     rows = [[style.text(cell) for cell in row] for row in (heads, *zip(*columns, strict=True))]
     lines = align_within(rows, style.width)
     if len(all_names) > max_series:
@@ -327,9 +327,3 @@ def _list_newest(
 
 
 _HIDDEN: Final = {"sequence", "author", *RESERVED_NAMES} - {"series", "timestamp"}
-
-
-def _show_cell(cell: pa.Scalar, zone: str | None) -> str:
-    if pa.types.is_floating(cell.type) and cell.is_valid:
-        return show_number(cell.as_py())
-    return format_cell(cell, zone) or "-"

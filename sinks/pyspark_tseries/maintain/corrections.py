@@ -28,16 +28,11 @@ from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.storage.failures import explained_failures
-from pyspark_tseries.storage.location import (
-    Location,
-    list_directories,
-    parse_location,
-    sync,
-)
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
-from pyspark_tseries.write.rows import EDIT_OF, staged_schema
+from pyspark_tseries.write.rows import EDIT_OF, stage_columns, staged_schema
 
 REASON_COLUMN: Final = "reason"
 """The value column that says why an event was written; null in events of other writers."""
@@ -202,17 +197,10 @@ class _Withdrawal(Revision):
         columns = {name: restored[name] for name in names}
         columns |= {"series": first_keys["series"], EDIT_OF.name: first_keys["original"]}
         columns[REASON_COLUMN] = pa.array([self.reason] * restored.num_rows, pa.string())
-        arrays = [
-            columns[field.name].cast(field.type)
-            if field.name in columns
-            else pa.nulls(restored.num_rows, field.type)
-            for field in schema
-        ]
-        return pa.Table.from_arrays(arrays, schema=schema).combine_chunks()
+        return stage_columns(columns, restored.num_rows, schema)
 
 
 def _note_withdrawal(location: Location, query: str, batch: int) -> None:
     path = late_path(location, query, _NOTE)
     location.write_whole(path, json.dumps({"batch": batch}).encode())
-    if location.is_local:
-        sync([path, *list_directories(location.root, [path])])
+    location.sync_file(path)

@@ -217,24 +217,13 @@ def _find_last_erasure(store: Store, known_id: str | None) -> str | None:
     return known_id if last_erasure is None else last_erasure.id
 
 
-def _forget_partial_counts(store: Store, states: pa.Table) -> pa.Table:
+def _forget_partial_counts(states: pa.Table) -> pa.Table:
     """Return `states` with the counts and first times unknown of series that lack some events.
 
     Compaction has removed these, and counts without them would say that there never were any: a
     rollup would take a bucket that is cut for a whole one (31.3, 36.2).
     """
-    series, base = pa.schema([("series", pa.string())]), base_fields(("series",))
-    tables = itertools.chain(
-        [series.empty_table()],
-        *(scan_file(store.location, file, base) for file in store.data_files()),
-    )
-    counts = [
-        table.cast(series).group_by("series").aggregate([([], "count_all")]) for table in tables
-    ]
-    totals = pa.concat_tables(counts).group_by("series").aggregate([("count_all", "sum")])
-    positions = pc.index_in(states["series"], totals["series"].combine_chunks())
-    stored = totals["count_all_sum"].take(positions)
-    lacks_some = pc.less(stored, pc.add(states["last_sequence"], 1))
+    lacks_some = pc.less(states["events"], pc.add(states["last_sequence"], 1))
     first_us = pc.if_else(lacks_some, NEVER_US, states["first_us"])
     return states.set_column(states.schema.get_field_index("first_us"), "first_us", first_us)
 
@@ -281,6 +270,6 @@ def rebuild(path: str | Location, principal: str | None = None) -> int:
             ctis=ctis,
             erasure=erasure,
         )
-        return build_index(_forget_partial_counts(store, states), metadata, floors)
+        return build_index(_forget_partial_counts(states), metadata, floors)
 
     return len(replace_index(store, rebuild_index, timed=False).ids)

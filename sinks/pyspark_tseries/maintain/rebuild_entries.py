@@ -54,7 +54,6 @@ from pyspark_tseries.model.series_index import (
     MIN_RETAINED_DEFAULTS,
     SeriesIndex,
     build_index,
-    make_full_table,
     min_retained_table,
 )
 from pyspark_tseries.storage.data_files import (
@@ -81,12 +80,11 @@ from pyspark_tseries.storage.row_reader import (
     scan_file,
 )
 from pyspark_tseries.storage.snapshot import (
-    head_path,
     load_index,
     read_head_metadata,
     readable_metadata,
     scan_state,
-    write_head,
+    write_full_head,
 )
 from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, shadow_log
 from pyspark_tseries.store.log_check import (
@@ -108,9 +106,9 @@ from pyspark_tseries.store.log_entries import (
     entry_path,
     format_entry,
     parse_entry,
-    remove_files,
 )
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
+from pyspark_tseries.write.batch import PreparedCommit
 from pyspark_tseries.write.numbering import series_column
 
 MAX_DAMAGED: Final = 200
@@ -438,9 +436,7 @@ def put_rebuilt(location: Location, rebuilt: Iterable[RebuiltEntry]) -> str:
     for entry in entries:
         path = entry_path(location, entry.version)
         draft = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.json")
-        os.makedirs(os.path.dirname(draft), exist_ok=True)
-        with open(draft, "xb") as file:
-            file.write(entry.content)
+        location.write_whole(draft, entry.content, new=True)
         if os.path.exists(path):
             before = os.stat(path)
             location.copy(path, os.path.join(aside, LOG_FOLDER, os.path.basename(path)))
@@ -627,7 +623,7 @@ def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
 
 def correct_future_commits(store: Store, future: FutureCommits) -> None:
     """Commit the corrected times."""
-    location, new_id = store.location, store.new_id()
+    new_id = store.new_id()
     new_files = [
         _rewrite_file(store, file, future.change, new_id, number)
         for number, file in enumerate(future.files)
@@ -639,16 +635,10 @@ def correct_future_commits(store: Store, future: FutureCommits) -> None:
             for new, old in zip(new_files, future.files, strict=True)
         ]
         index = _rebuild_index(store, [*unchanged, *stored], future.now_us)
-        write_head(location, new_id, make_full_table(index))
-        now_ms = future.now_us // 1000
-        change = NewEntry(
-            [*remove_files(future.files, now_ms), *add_files(new_files, now_ms)],
-            {HEAD_TRANSACTION: new_id},
-            index.metadata.commit,
-        )
-        files = [location.file(file.path) for file in new_files]
+        index, head = write_full_head(store.location, new_id, index)
         log.mark_checked()
-        log.add(change, [head_path(location, new_id), *files])
+        commit = PreparedCommit(new_id, index, new_files, [head], replaced=future.files)
+        store.commit_prepared(commit, {}, synced=True)
 
 
 def _rewrite_file(

@@ -86,7 +86,7 @@ from pyspark_tseries.store.commit_history import describe_change, is_given_up
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, digest_transaction
 from pyspark_tseries.write.numbering import FutureLimit
-from pyspark_tseries.write.rows import EDIT_OF, staged_schema
+from pyspark_tseries.write.rows import EDIT_OF, stage_columns, staged_schema
 
 MAX_BUCKETS_PER_COMMIT: Final = 100_000
 """A run with more buckets makes several commits."""
@@ -737,13 +737,7 @@ class _RollupRun:
         self._pending_counts.edited += buckets.num_rows
 
     def _add_pending(self, columns: Mapping[str, Any], size: int) -> None:
-        arrays = [
-            columns[field.name].cast(field.type)
-            if field.name in columns
-            else pa.nulls(size, field.type)
-            for field in self._schema
-        ]
-        self._rows.append(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._rows.append(stage_columns(columns, size, self._schema))
 
     def _commit(self, *, is_last: bool) -> None:
         rows = pa.concat_tables([self._schema.empty_table(), *self._rows]).combine_chunks()

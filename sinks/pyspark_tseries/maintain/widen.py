@@ -22,9 +22,8 @@ from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.maintain.compactor import Merge
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.columns import is_readable_as, type_name, value_type, widen_field
-from pyspark_tseries.model.commits import read_metadata
 from pyspark_tseries.model.properties import AccessCheck
-from pyspark_tseries.model.series_index import make_full_table, next_metadata
+from pyspark_tseries.model.series_index import next_metadata
 from pyspark_tseries.storage.data_files import (
     DataFile,
     WrittenFile,
@@ -33,7 +32,7 @@ from pyspark_tseries.storage.data_files import (
 )
 from pyspark_tseries.storage.location import bears_tag, list_event_files
 from pyspark_tseries.storage.row_reader import Footer, OpenFile, load_footer
-from pyspark_tseries.storage.snapshot import Snapshot, write_head
+from pyspark_tseries.storage.snapshot import Snapshot, write_full_head
 from pyspark_tseries.store.admin_commits import allow_local_times, require_owner
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import CommitContext, PreparedCommit, Revision
@@ -162,11 +161,12 @@ class _Widening(Revision):
             self._copy(snapshot, file)
         index = context.index
         metadata = next_metadata(index, context.head_id, now_us=context.now_us, rows=0)
-        table = make_full_table(dataclasses.replace(index, metadata=metadata))
-        head = write_head(self._location, context.new_id, table)
+        after, head = write_full_head(
+            self._location, context.new_id, dataclasses.replace(index, metadata=metadata)
+        )
         return PreparedCommit(
             context.new_id,
-            dataclasses.replace(index, metadata=read_metadata(table.schema)),
+            after,
             [copy for file in narrow for copy in self._copies[file.path]],
             [head],
             replaced=tuple(narrow),

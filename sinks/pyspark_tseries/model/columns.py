@@ -9,7 +9,7 @@ evolution for fields of structs.
 """
 
 from collections.abc import Iterable, Sequence, Set
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -218,6 +218,23 @@ def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) ->
 def originals_of(rows: pa.Table) -> pa.ChunkedArray:
     """Return the sequence of each event's original; of an original its own."""
     return pc.coalesce(rows["original_sequence"], rows["sequence"])
+
+
+def list_python_values(table: pa.Table, name: str, next_step: str, use: str = "") -> list[Any]:
+    """Return a column as Python's values, for the `use` that a message names.
+
+    Raises:
+        IncompatibleValue: the column has a time that no Python datetime or date can hold.
+    """
+    try:
+        values: list[Any] = table[name].to_pylist()
+    except OverflowError:
+        raise IncompatibleValue(
+            f"column '{name}' ({table[name].type}) holds a time that Python cannot represent{use}",
+            "the years 1 to 9999",
+            next_step,
+        ) from None
+    return values
 
 
 def value_fields(table: pa.Schema) -> list[pa.Field]:

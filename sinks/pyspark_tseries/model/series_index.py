@@ -313,7 +313,7 @@ STATE_COLUMNS: Final = (
 )
 """`compute_state` computes the state of a series from these columns of events."""
 
-_COMBINED_BY: Final = {"first_us": "min", "edits": "sum"}
+_COMBINED_BY: Final = {"first_us": "min", "edits": "sum", "events": "sum"}
 """How several values of a series are combined; other columns take the maximum."""
 
 _EMPTY: Final = {
@@ -321,6 +321,7 @@ _EMPTY: Final = {
     "edit_sequence": NO_SEQUENCE,
     "horizon_sequence": NO_SEQUENCE,
     "horizon_us": NEVER_US,
+    "events": 0,
 }
 
 
@@ -329,12 +330,13 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
 
     `last_sequence`: of any event; `newest_us`: of any event that is not erased, an edit's time at
     most that of its commit; `original_sequence`, `original_us`: of originals that are not erased;
-    `first_us`: the earliest timestamp of any original; `edits`: their number; `edit_sequence`: of
-    edits that are not erased; `horizon_sequence`, `horizon_us`: the last sequence, and the newest
-    timestamp of an original that is not erased, in the commits up to `horizon`, inclusive.
+    `first_us`: the earliest timestamp of any original; `edits`, `events`: their numbers;
+    `edit_sequence`: of edits that are not erased; `horizon_sequence`, `horizon_us`: the last
+    sequence, and the newest timestamp of an original that is not erased, in the commits up to
+    `horizon`, inclusive.
 
-    It is of the given events alone, so after compaction `first_us` and `edits` leave out what was
-    removed. If only erased edits are left of a series, every time is NEVER_US.
+    It is of the given events alone, so after compaction `first_us` and the numbers leave out what
+    was removed. If only erased edits are left of a series, every time is NEVER_US.
     """
     sequence = events["sequence"]
     us = events["timestamp"].cast(pa.int64())
@@ -357,6 +359,7 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
         "edit_sequence": pc.if_else(is_valued_edit, sequence, none),
         "horizon_sequence": pc.if_else(is_early, sequence, none),
         "horizon_us": pc.if_else(pc.and_(is_early, is_valued_original), us, none),
+        "events": np.ones(events.num_rows, np.int64),
     }
     return _combine_rows(pa.table({"series": events["series"].cast(pa.string()), **columns}))
 

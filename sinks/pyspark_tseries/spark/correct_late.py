@@ -43,7 +43,7 @@ from pyspark_tseries.maintain.corrections import (
     read_withdrawn,
 )
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE
-from pyspark_tseries.model.columns import INSTANT, originals_of, result_schema
+from pyspark_tseries.model.columns import INSTANT, list_python_values, originals_of, result_schema
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Query, RetainedRange, format_range
 from pyspark_tseries.model.series_index import SeriesIndex
@@ -58,13 +58,13 @@ from pyspark_tseries.spark.query_checks import (
 )
 from pyspark_tseries.storage.erasures import flag_erased
 from pyspark_tseries.storage.failures import explained_failures
-from pyspark_tseries.storage.location import Location, list_directories, parse_location, sync
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, check_replay
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
 from pyspark_tseries.write.numbering import FutureLimit
-from pyspark_tseries.write.rows import EDIT_OF, digest_rows, staged_schema
+from pyspark_tseries.write.rows import EDIT_OF, digest_rows, stage_columns, staged_schema
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -181,26 +181,16 @@ def merge_windows(
         if name in arrow_rules:
             columns[name] = grouped[name].cast(data_type)
         elif name in functions:
-            values = _read_values(windows, name)
+            step = (
+                "merge it by 'min' or 'max', or cast it to a number. Nothing of the batch is stored"
+            )
+            values = list_python_values(windows, name, step, ", and a function merges it")
             folded = [
                 _fold([values[row] for row in rows], functions[name]) for rows in rows_of_windows
             ]
             columns[name] = pa.chunked_array([pa.array(folded, data_type)])
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
-
-
-def _read_values(windows: pa.Table, name: str) -> list[Any]:
-    try:
-        values: list[Any] = windows[name].to_pylist()
-    except OverflowError:
-        raise IncompatibleValue(
-            f"column '{name}' ({windows[name].type}) holds a time that Python cannot represent, "
-            "and a function merges it",
-            "the years 1 to 9999",
-            "merge it by 'min' or 'max', or cast it to a number. Nothing of the batch is stored",
-        ) from None
-    return values
 
 
 def _number(table: pa.Table, name: str) -> pa.Table:
@@ -430,20 +420,15 @@ class Corrections(Revision):
         time = pc.add(rows[window].cast(pa.int64()), self.rules.offset_us)
         is_edit = rows[_ORIGINAL].is_valid()
         columns = {
+            **{field.name: in_force[field.name] for field in self.values},
             "series": rows[series],
-            "author": pa.nulls(rows.num_rows, pa.string()),
             "timestamp": pc.if_else(is_edit, pa.scalar(None, pa.int64()), time),
             EDIT_OF.name: rows[_ORIGINAL],
             window: rows[window],
             REASON_COLUMN: pa.array([self.rules.reason] * rows.num_rows, pa.string()),
             **{name: rows[name] for name in self.rules.merges},
         }
-        schema = staged_schema(self.values)
-        arrays = [
-            columns[field.name].cast(field.type) if field.name in columns else in_force[field.name]
-            for field in schema
-        ]
-        return pa.Table.from_arrays(arrays, schema=schema).combine_chunks()
+        return stage_columns(columns, rows.num_rows, staged_schema(self.values))
 
 
 def refuse_limit(retained: RetainedRange, root: str) -> None:
@@ -820,8 +805,7 @@ class _Corrector:
             noted = waiting.replace_schema_metadata(note)
             with pa.ipc.new_file(file, noted.schema) as writer:
                 writer.write_table(noted)
-        if self.location.is_local:
-            sync([path, *list_directories(self.location.root, [path])])
+        self.location.sync_file(path)
 
     def _warn_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:

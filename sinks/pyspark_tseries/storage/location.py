@@ -447,6 +447,11 @@ class Location:
         finally:
             os.close(descriptor)
 
+    def sync_file(self, path: str) -> None:
+        """Return once a local file survives a power loss; an object store needs no call."""
+        if self.is_local:
+            sync([path, *list_directories(self.root, [path])])
+
     def make_directories(self, path: str, *, new: bool = False) -> None:
         """Make a directory below the store's directory, but never the store's directory itself.
 

@@ -54,6 +54,7 @@ from pyspark_tseries.model.series_index import (
     combine_states,
     compute_state,
     filter_series,
+    make_full_table,
     merge_changes,
     min_retained_table,
 )
@@ -98,6 +99,15 @@ def write_head(location: Location, head_id: int, table: pa.Table) -> str:
     path = head_path(location, head_id)
     location.write_whole(path, with_checksum(_format_head(table)))
     return path
+
+
+def write_full_head(
+    location: Location, head_id: int, index: SeriesIndex
+) -> tuple[SeriesIndex, str]:
+    """Write a head file of all series; return the index as that head has it, and the path."""
+    table = make_full_table(index)
+    path = write_head(location, head_id, table)
+    return dataclasses.replace(index, metadata=read_metadata(table.schema)), path
 
 
 def _format_head(table: pa.Table) -> bytes:

@@ -12,17 +12,13 @@ import pyarrow as pa
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
 from pyspark_tseries.model.columns import find_unit
-from pyspark_tseries.model.commits import (
-    NO_COMMIT,
-    CommitMetadata,
-    read_metadata,
-)
+from pyspark_tseries.model.commits import NO_COMMIT, CommitMetadata
 from pyspark_tseries.model.properties import AccessCheck, AccessPolicy, format_policy, read_settings
 from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained
-from pyspark_tseries.model.series_index import SeriesIndex, make_full_table, next_metadata
+from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.location import Location, sync
-from pyspark_tseries.storage.snapshot import readable_metadata, write_head
+from pyspark_tseries.storage.snapshot import readable_metadata, write_full_head
 from pyspark_tseries.store.log import Log
 from pyspark_tseries.store.log_entries import NewEntry, add_files, remove_files
 from pyspark_tseries.store.store import HORIZON_TRANSACTION, Store
@@ -85,9 +81,7 @@ def replace_index(
             if timed:
                 store.check_time(index.metadata.commit_us)
             new_id = store.new_id()
-            head_table = make_full_table(index)
-            index = dataclasses.replace(index, metadata=read_metadata(head_table.schema))
-            write_head(store.location, new_id, head_table)
+            index, _ = write_full_head(store.location, new_id, index)
             try:
                 # If it fails, it may have succeeded nevertheless: leave its file to maintenance.
                 store.commit_prepared(PreparedCommit(new_id, index, [], []), {}, synced=True)

@@ -9,8 +9,9 @@ in its last digits.
 """
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,17 @@ def staged_schema(values: list[pa.Field]) -> pa.Schema:
     """Return the columns of rows on their way from a task to the commit, for these values."""
     timestamp, author = (EVENT_FIELDS[i].with_nullable(True) for i in (2, 3))
     return pa.schema([EVENT_FIELDS[0], timestamp, author, EDIT_OF, *values])
+
+
+def stage_columns(columns: Mapping[str, Any], size: int, staged: pa.Schema) -> pa.Table:
+    """Return `size` rows with the columns `staged`: those in `columns`, and nulls in the others."""
+    arrays = [
+        columns[field.name].cast(field.type)
+        if field.name in columns
+        else pa.nulls(size, field.type)
+        for field in staged
+    ]
+    return pa.Table.from_arrays(arrays, schema=staged).combine_chunks()
 
 
 def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field] | None) -> RowPlan:
