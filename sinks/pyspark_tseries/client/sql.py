@@ -339,7 +339,6 @@ class _StoreCache:
         self._layouts: list[tuple[Any, dict[str, str]]] = []
         self._layout_of: dict[str, int] = {}
         self._edits: dict[str, pa.Table] = {}
-        self._sorted: tuple[Any, Int64Array, list[str]] = None, np.empty(0, np.int64), []
 
     def update(self, snapshot: Snapshot) -> None:
         """Forget files that are gone, and edits without a new column."""
@@ -401,15 +400,6 @@ class _StoreCache:
                 self._edits[file.path] = rows
         return pa.concat_tables([schema.empty_table(), *(self._edits[f.path] for f in files)])
 
-    def sort_names(self, index: SeriesIndex) -> tuple[Int64Array, list[str]]:
-        """Return the ids of the series in the order of their names, and the sorted names."""
-        ids, count = index.ids, index.columns.rows
-        if self._sorted[0] is not ids or len(self._sorted[2]) != count:
-            names = ids.names()[:count]
-            order = sorted(range(count), key=names.__getitem__)
-            self._sorted = ids, np.array(order, np.int64), [names[i] for i in order]
-        return self._sorted[1:]
-
 
 _KEPT: Final = KeptByStore(_StoreCache, _MAX_STORES)
 
@@ -467,7 +457,7 @@ class _CommitViews:
     def _make_events(self) -> Definition:
         snapshot, index = self.snapshot, self.snapshot.index()
         edits = _find_edits_in_force(self._store.read_edits(snapshot), snapshot, index)
-        retained, edited = _Retained(snapshot, index, self._store), _EditedKeys(edits)
+        retained, edited = _Retained(snapshot, index), _EditedKeys(edits)
         whole_files: list[DataFile] = []
         compared_files: list[DataFile] = []
         for file in snapshot.original_files:
@@ -611,11 +601,11 @@ def _bounds_of(file: DataFile) -> pc.Expression:
 class _Retained:
     """The lowest sequence and timestamp that each series retains."""
 
-    def __init__(self, snapshot: Snapshot, index: SeriesIndex, store: _StoreCache) -> None:
+    def __init__(self, snapshot: Snapshot, index: SeriesIndex) -> None:
         self.hides = may_hide(snapshot.settings.retained, index)
         if not self.hides:
             return
-        order, self._names = store.sort_names(index)
+        order, self._names = index.by_name()
         floors = index.columns.take(order, MIN_RETAINED_DEFAULTS)
         last_sequence, newest_us = index.columns["last_sequence"], index.columns["original_us"]
         self._sequence, self._us = min_retained(

@@ -22,11 +22,11 @@ from pyspark_tseries.client.results import Chart, QueryResult
 from pyspark_tseries.errors import InvalidQuery, TseriesError
 from pyspark_tseries.maintain.background import MaintenancePlan, plan_maintenance
 from pyspark_tseries.maintain.verify import describe
-from pyspark_tseries.model.arrays import NO_SEQUENCE, to_int64
+from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.columns import originals_of, result_schema
 from pyspark_tseries.model.ranges import SeriesChoice, parse_choice
-from pyspark_tseries.model.series_index import SeriesIds
-from pyspark_tseries.read.view import View, known_series
+from pyspark_tseries.read.newest import find_series
+from pyspark_tseries.read.view import View
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.log_check import read_commit_us
 from pyspark_tseries.store.store import Store
@@ -211,7 +211,6 @@ class StoreViewer:
     def __init__(self, location: Location, principal: str, zone: str | None) -> None:
         self.location, self.zone = location, zone
         self._principal = principal
-        self._names: tuple[SeriesIds, int, pa.Array] | None = None
         self._plan: tuple[Any, float, MaintenancePlan | None] | None = None
         self._counted = _CommitCounts("")
 
@@ -283,23 +282,13 @@ class StoreViewer:
     def list_series(self, view: View, search: str, start: int) -> SeriesList:
         """Return a page of the series with `search` in their names, or that fit its pattern."""
         view.list_series(SeriesChoice(()))  # Refuse callers who may not read.
-        names = self._sorted_names(view)
+        names = pa.array(find_series(view.snapshot.index(), None).names, pa.string())
         matching = _search(names, search)
         start = min(start, max(len(matching) - 1, 0)) // PAGE_ROWS * PAGE_ROWS
         page = matching.slice(start, PAGE_ROWS).to_pylist()
         return SeriesList(
             view.list_series(SeriesChoice(tuple(page))), start, len(matching), len(names)
         )
-
-    def _sorted_names(self, view: View) -> pa.Array:
-        index = view.snapshot.index()
-        count = int((index.columns["last_sequence"] != NO_SEQUENCE).sum())
-        cached = self._names
-        if cached is None or cached[0] is not index.ids or cached[1] != count:
-            names = pa.array(known_series(index), pa.string())
-            cached = index.ids, count, names.take(pc.sort_indices(names))
-            self._names = cached
-        return cached[2]
 
     def draw(self, view: View, request: PageRequest, width: int) -> SeriesView:
         """Return the series of a request, and its picture."""

@@ -67,6 +67,7 @@ class SeriesIds:
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
+        self._by_name: tuple[Int64Array, list[str]] = np.empty(0, np.int64), []
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -74,6 +75,17 @@ class SeriesIds:
     def names(self) -> list[str]:
         """Return all names; a name's position is its id."""
         return list(self._ids)
+
+    def by_name(self, count: int) -> tuple[Int64Array, list[str]]:
+        """Return the first `count` ids in the order of their names, and these names.
+
+        Both are kept for the next call, which returns the same objects; do not change them.
+        """
+        if len(self._by_name[1]) != count:
+            names = self.names()[:count]
+            order = pc.array_sort_indices(pa.array(names, pa.string())).to_numpy().astype(np.int64)
+            self._by_name = order, [names[row] for row in order.tolist()]
+        return self._by_name
 
     def add(self, names: Sequence[str]) -> Int64Array:
         """Return the ids of the distinct `names`; unknown names get the next ones."""
@@ -134,6 +146,14 @@ class SeriesIndex:
         """The store's CTI; NEVER_US if it has none."""
         store_us = self.metadata.ctis.store_us
         return NEVER_US if store_us is None else store_us
+
+    def names(self) -> list[str]:
+        """Return the series of its rows; some may have no events."""
+        return self.ids.names()[: self.columns.rows]
+
+    def by_name(self) -> tuple[Int64Array, list[str]]:
+        """Return its rows in the order of their series, and these series; see `SeriesIds`."""
+        return self.ids.by_name(self.columns.rows)
 
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
         """Return the columns of the series `names`; NO_SEQUENCE and NEVER_US for unknown ones."""
@@ -248,8 +268,7 @@ def make_change(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
 
 def make_full_table(index: SeriesIndex) -> pa.Table:
     """Return a table of all series that have events, with the metadata of `index` at depth 0."""
-    size = index.columns.rows
-    table = make_change(pa.array(index.ids.names()[:size], pa.string()), index.columns)
+    table = make_change(pa.array(index.names(), pa.string()), index.columns)
     rows = table.filter(pa.array(index.columns["last_sequence"] != NO_SEQUENCE))
     return attach_metadata(rows, dataclasses.replace(index.metadata, depth=0, rows=0))
 
@@ -258,9 +277,8 @@ def min_retained_table(index: SeriesIndex) -> pa.Table | None:
     """Return the floors of all series as a change of nothing else; None if there are none."""
     if "floor_sequence" not in index.columns:
         return None
-    size = index.columns.rows
     columns = {name: pa.array(index.columns[name]) for name in MIN_RETAINED_DEFAULTS}
-    return pa.table({"series": pa.array(index.ids.names()[:size], pa.string()), **columns})
+    return pa.table({"series": pa.array(index.names(), pa.string()), **columns})
 
 
 def needs_full_table(metadata: CommitMetadata, series: int) -> bool:

@@ -128,12 +128,10 @@ class KnownSeries:
 def find_series(index: SeriesIndex, names: Sequence[str] | None) -> KnownSeries:
     """Return the series with events among `names`, sorted and distinct; None for all."""
     if names is None:
-        all_names = index.ids.names()[: index.columns.rows]
-        order = pc.array_sort_indices(pa.array(all_names, pa.string())).to_numpy().astype(np.int64)
-        names, rows = [all_names[row] for row in order.tolist()], order
+        rows, all_names = index.by_name()
+        series = KnownSeries(all_names, rows, index)
     else:
-        rows = index.ids.find(names)
-    series = KnownSeries(list(names), rows, index)
+        series = KnownSeries(list(names), index.ids.find(names), index)
     return series.pick(np.flatnonzero(series.last != NO_SEQUENCE))
 
 

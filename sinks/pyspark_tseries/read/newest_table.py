@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from pyspark_timestream.core.processes import lazy
 from pyspark_tseries.model.arrays import NO_SEQUENCE, Int64Array, flag_last, to_int64
 from pyspark_tseries.model.columns import result_schema
-from pyspark_tseries.model.series_index import SeriesIds, SeriesIndex
 from pyspark_tseries.read.newest import (
     KEYS,
     KnownSeries,
@@ -127,21 +126,6 @@ class _StoreTables:
     def __init__(self) -> None:
         self.tables: list[NewestTable] = []
         self.lock = threading.RLock()
-        self._all: tuple[SeriesIds, int, KnownSeries] | None = None
-
-    def find_series(self, index: SeriesIndex, names: Sequence[str] | None) -> KnownSeries:
-        """Return what `newest.find_series` returns; sort the names of all series only once."""
-        if names is not None:
-            return find_series(index, names)
-        cached, size = self._all, index.columns.rows
-        if cached is not None and cached[0] is index.ids and cached[1] == size:
-            series = KnownSeries(cached[2].names, cached[2].rows, index)
-            if (series.last != NO_SEQUENCE).all():
-                return series
-        series = find_series(index, None)
-        if len(series) == size:
-            self._all = index.ids, size, series
-        return series
 
 
 _KEPT: Final = KeptByStore(lambda _: _StoreTables())
@@ -184,7 +168,7 @@ def ask_newest(
     result_columns = pick_columns(schema, columns).names
     needed = [name for name in schema.names if name in result_columns or name in KEYS]
     store = _KEPT.use(snapshot.location)
-    question = _Question(snapshot, store.find_series(scope.index, names), needed, count, at_us)
+    question = _Question(snapshot, find_series(scope.index, names), needed, count, at_us)
     if snapshot.as_of is not None or not len(question.series):
         rows = question.read()
     elif at_us is None:

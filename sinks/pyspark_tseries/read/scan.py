@@ -356,7 +356,7 @@ class Scan:
         is_part = self._names is not None or snapshot.as_of is not None or snapshot.has_erasures
         if is_part or rows < index.columns.rows * _ROWS_OF_LONG_SERIES:
             return []
-        return sorted(index.ids.names()[: index.columns.rows])
+        return index.by_name()[1]
 
     def read_edits(self, columns: Sequence[str]) -> pa.Table:
         """Read the edits, of any original."""
@@ -546,7 +546,7 @@ def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPa
     The budget may learn from the rows of a part before the next one is asked for.
     """
     index, names = scope.index, scope.names
-    chosen = sorted(index.ids.names()[: index.columns.rows]) if names is None else list(names)
+    chosen = index.by_name()[1] if names is None else list(names)
     states = index.lookup(chosen)
     chosen = [chosen[row] for row in np.flatnonzero(states["last_sequence"] != NO_SEQUENCE)]
     if not chosen:

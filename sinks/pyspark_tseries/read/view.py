@@ -6,7 +6,7 @@ ones are in this module: the list of series, from the index, and the versions of
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,9 +35,9 @@ from pyspark_tseries.model.columns import (
 from pyspark_tseries.model.downsampling import Downsampling, result_fields
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Point, Query, Range, SeriesChoice
-from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.model.series_index import STATE_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.downsample import downsample, gaps
-from pyspark_tseries.read.newest import asked_count, read_newest_one
+from pyspark_tseries.read.newest import asked_count, find_series, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, Scope, run_query, stream_query, stream_schema
 from pyspark_tseries.storage.erasures import Erasure, read_records
@@ -307,30 +307,23 @@ def list_series(scope: Scope) -> pa.Table:
     The names of `scope` are sorted and distinct, and it has no range of keys.
     """
     snapshot, index = scope.snapshot, scope.index
-    if scope.names is None:
-        names = pa.array(index.ids.names()[: index.columns.rows], pa.string())
-        states: Mapping[str, Int64Array] = index.columns
-    else:
-        names, states = pa.array(scope.names, pa.string()), index.lookup(scope.names)
-    rows = np.flatnonzero(states["last_sequence"] != NO_SEQUENCE)
-    names = names.take(pa.array(rows))
-    last_sequence, edits, first_us, original_us = (
-        states[name][rows] for name in ("last_sequence", "edits", "first_us", "original_us")
-    )
+    series = find_series(index, scope.names)
+    states = index.columns.take(series.rows, STATE_DEFAULTS)
+    names = pa.array(series.names, pa.string())
+    edits, first_us, original_us = (states[name] for name in ("edits", "first_us", "original_us"))
     if snapshot.as_of is not None and snapshot.horizon >= 0:
         edits, first_us = _count_as_of(snapshot, names, first_us)
     unknown = first_us == NEVER_US
-    table = pa.Table.from_arrays(
+    return pa.Table.from_arrays(
         [
             names,
-            pa.array(last_sequence + 1 - edits, mask=unknown),
+            pa.array(states["last_sequence"] + 1 - edits, mask=unknown),
             pa.array(edits, mask=unknown),
             pa.array(first_us, mask=unknown).cast(INSTANT),
             pa.array(original_us, mask=original_us == NEVER_US).cast(INSTANT),
         ],
         schema=SERIES_SCHEMA,
     )
-    return table if scope.names is not None else table.take(pc.sort_indices(names))
 
 
 def _count_as_of(

@@ -256,6 +256,6 @@ def _change_head(
 
 def raise_min_retained(index: SeriesIndex, retained: RetainedRange) -> dict[str, Int64Array]:
     """Return the floors of all series of `index` for a change from the range `retained`."""
-    floors = index.min_retained(index.ids.names()[: index.columns.rows])
+    floors = index.min_retained(index.names())
     newest = index.columns["last_sequence"], index.columns["original_us"]
     return dict(zip(floors, min_retained(retained, *newest, floors), strict=True))
