@@ -201,6 +201,5 @@ class _Withdrawal(Revision):
 
 
 def _note_withdrawal(location: Location, query: str, batch: int) -> None:
-    path = late_path(location, query, _NOTE)
-    location.write_whole(path, json.dumps({"batch": batch}).encode())
-    location.sync_file(path)
+    content = json.dumps({"batch": batch}).encode()
+    location.replace_whole(late_path(location, query, _NOTE), content)

@@ -799,13 +799,11 @@ class _Corrector:
         return table.replace_schema_metadata(None), _Basis(**basis)
 
     def _write(self, query: str, number: int, waiting: pa.Table, basis: "_Basis") -> None:
-        path = self._path(query, number)
         note = {BASIS_KEY: json.dumps(dataclasses.asdict(basis)).encode()}
-        with self.location.write(path) as file:
-            noted = waiting.replace_schema_metadata(note)
-            with pa.ipc.new_file(file, noted.schema) as writer:
-                writer.write_table(noted)
-        self.location.sync_file(path)
+        noted, content = waiting.replace_schema_metadata(note), pa.BufferOutputStream()
+        with pa.ipc.new_file(content, noted.schema) as writer:
+            writer.write_table(noted)
+        self.location.replace_whole(self._path(query, number), content.getvalue().to_pybytes())
 
     def _warn_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:

@@ -22,6 +22,7 @@ import os
 import pathlib
 import random
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -447,10 +448,20 @@ class Location:
         finally:
             os.close(descriptor)
 
-    def sync_file(self, path: str) -> None:
-        """Return once a local file survives a power loss; an object store needs no call."""
-        if self.is_local:
-            sync([path, *list_directories(self.root, [path])])
+    def replace_whole(self, path: str, content: bytes) -> None:
+        """Write a small file, perhaps in place of another; it survives a power loss, and is whole.
+
+        So a reader finds either of the two, whenever this process is killed.
+        """
+        if not self.is_local:
+            self.write_whole(path, content)
+            return
+        draft = self.file("_tseries", "staging", f"{secrets.token_hex(8)}.draft")
+        self.write_whole(draft, content)
+        self.make_directories(os.path.dirname(path))
+        sync([draft])
+        os.replace(draft, path)
+        sync(list_directories(self.root, [path]))
 
     def make_directories(self, path: str, *, new: bool = False) -> None:
         """Make a directory below the store's directory, but never the store's directory itself.

@@ -10,7 +10,6 @@ import glob
 import json
 import os
 import re
-import secrets
 from typing import Final
 
 from pyspark_tseries.model.commits import (
@@ -19,7 +18,7 @@ from pyspark_tseries.model.commits import (
     pack_ids,
     unpack_ids,
 )
-from pyspark_tseries.storage.location import LOG_FOLDER, Location, sync
+from pyspark_tseries.storage.location import LOG_FOLDER, Location
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_whole_entry
 from pyspark_tseries.store.store import Store
 
@@ -191,13 +190,4 @@ def _read_kept(location: Location, file_start: int) -> dict[int, int]:
 
 
 def _write_kept(location: Location, file_start: int, ids: dict[int, int]) -> None:
-    path, content = _kept_path(location, file_start), pack_ids(ids, file_start)
-    if not location.is_local:
-        location.write_whole(path, content)
-        return
-    location.make_directories(os.path.dirname(path))
-    draft = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.history")
-    location.write_whole(draft, content)
-    sync([draft])
-    os.replace(draft, path)
-    sync([os.path.dirname(path)])
+    location.replace_whole(_kept_path(location, file_start), pack_ids(ids, file_start))

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -486,8 +486,8 @@ class Store:
         # After the last attempt there is one more turn, only to settle that.
         #
         # A lost race raises an error too, so `faults` counts all failures until a turn sees that a
-        # competing commit was first, `was_beaten`. So races end the loop after `commits` attempts,
-        # as StoreBusy, and a faulty storage after `storage_failures`, with its own error.
+        # competing commit was first. So races end the loop after `commits` attempts, as StoreBusy,
+        # and a faulty storage after `storage_failures`, with its own error.
         attempts = [] if attempts is None else attempts
         last_error: DeltaError | OSError | None = None
         faults = 0
@@ -495,8 +495,7 @@ class Store:
         for number in range(policy.commits + 1):
             try:
                 with self.commit_lock(whole=False):
-                    committed = next(filter(self._is_committed, attempts), None)
-                    was_beaten = self._discard_lost(attempts, committed)
+                    committed, was_beaten = self._settle(attempts)
                     if committed or self.has_batch(batch.token, batch.digest):
                         if synced:
                             # The call that committed it may have failed before it synced.
@@ -504,19 +503,21 @@ class Store:
                         return committed
                     # If a competing commit could be stored, the storage is not at fault.
                     faults = 0 if was_beaten else faults
-                    if faults == policy.storage_failures or number == policy.commits:
-                        # This turn was for the question whether the last attempt is stored.
+                    if faults >= policy.storage_failures or number == policy.commits:
                         break
                     return self._try_append(batch, clock, attempts, synced)
             except (DeltaError, OSError) as error:
-                # The next attempt first checks whether the batch is stored nevertheless.
                 last_error, faults = error, faults + 1
                 if faults > policy.storage_failures:
                     break
             policy.pause(number)
-        if last_error is None or faults < policy.storage_failures:
+        self._give_up(faults, last_error)
+
+    def _give_up(self, faults: int, last_error: DeltaError | OSError | None) -> NoReturn:
+        """Raise the error of a batch that is not stored: other clients, or the storage's faults."""
+        if last_error is None or faults < self.retrying.storage_failures:
             raise self.busy_error(
-                policy.commits,
+                self.retrying.commits,
                 "nothing of the batch is stored",
                 next_step="start the write again, or use fewer writers or larger batches",
             ) from last_error
@@ -590,24 +591,23 @@ class Store:
             self._known_values = last_change, self.values
         return self._known_values[1]
 
-    def _discard_lost(
-        self, attempts: list[PreparedCommit], committed: PreparedCommit | None
-    ) -> bool:
-        """Discard attempts that can no longer succeed; return whether a competing commit was first.
+    def _settle(self, attempts: list[PreparedCommit]) -> tuple[PreparedCommit | None, bool]:
+        """Return the attempt that is in the log, and whether a competing commit was first.
 
-        In an object store a request that seemed to fail may still succeed, until another commit
-        takes its version. The attempt's files are kept until then, and maintenance removes what is
-        left. The attempt `committed` is in the log, and stays.
+        Discard attempts that can no longer succeed. In an object store a request that seemed to
+        fail may still succeed, until another commit takes its version. The attempt's files are kept
+        until then, and maintenance removes what is left.
         """
+        committed = next(filter(self._is_committed, attempts), None)
         failed = [attempt for attempt in attempts if attempt is not committed]
         if not failed:
-            return False
+            return committed, False
         head_id = self.head_id()
         beaten = [attempt for attempt in failed if attempt.index.metadata.parent != head_id]
         for attempt in failed if self.location.is_local else beaten:
             self.location.discard(attempt.paths)
             attempts.remove(attempt)
-        return bool(beaten)
+        return committed, bool(beaten)
 
     def _is_committed(self, attempt: PreparedCommit) -> bool:
         """Return whether an attempt is in the log although adding it failed."""
