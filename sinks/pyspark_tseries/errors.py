@@ -109,7 +109,8 @@ class UnusableStore(TseriesError):
 class StorageFailed(TseriesError, OSError):
     """The disk, mount or file system refuses: it is full, read-only, away, or of other rights.
 
-    Mend the cause that the message names, then do it again. A commit is stored whole or not at all.
+    Remove the cause that the message names, then do it again. A commit is stored whole or not at
+    all.
 
     Attributes:
         code: the operating system's number of the failure, such as `errno.ENOSPC`; None if unknown.
@@ -162,7 +163,7 @@ _WHOLE: Final = "a store as it was written"
 _COPIED: Final = "a store copied whole, '_tseries' included"
 
 FROM_A_COPY: Final = "put what is broken back from a copy of the store"
-"""The next step if `repair` cannot mend the damage."""
+"""The next step if `repair` cannot repair the damage."""
 
 DAMAGES: Final = {
     "log entry": Damage(
@@ -265,7 +266,7 @@ class Finding:
         series: the name of the damaged series; None if it is not a single one.
         sequences: the first and the last damaged sequence of that series; None if the finding is
             not about sequences.
-        mended: how `repair` mended it; None if it did not.
+        mended: how `repair` repaired it; None if it did not.
     """
 
     kind: str

@@ -478,21 +478,25 @@ def correct_times(
 
 @dataclass(frozen=True, slots=True)
 class TimeCorrection:
-    """The events that get another time.
+    """The correction of commits in the future.
 
     Attributes:
+        files: the files with their events.
         commit_us: the corrected time of each commit, by its number.
-        events: series, sequence and new timestamp of these events.
+        events: series, sequence and new timestamp of the events that get another time.
+        now_us: the time of the correction; no commit is later.
     """
 
+    files: tuple[DataFile, ...]
     commit_us: Mapping[int, int]
     events: pa.Table
+    now_us: int
 
 
-def plan_correction(
+def _find_moved_events(
     keys: pa.Table, newest_us: pa.Table, commit_us: Mapping[int, int]
-) -> TimeCorrection:
-    """Find the events that get another time."""
+) -> pa.Table:
+    """Return series, sequence and new timestamp of the events that get another time."""
     names, codes = encode_runs(keys["series"])
     sequence = to_int64(keys["sequence"])
     order = sort_keys(codes, sequence)
@@ -511,15 +515,12 @@ def plan_correction(
         highest = np.maximum.accumulate(np.maximum(corrected[rows], newest[codes[start]]))
         corrected[rows] = np.where(is_assigned[rows], highest, corrected[rows])
     changed = np.flatnonzero(corrected != us)
-    return TimeCorrection(
-        commit_us,
-        pa.table(
-            {
-                "series": names.take(pa.array(codes[changed])),
-                "sequence": sequence[changed],
-                "timestamp": pa.array(corrected[changed]).cast(INSTANT),
-            }
-        ),
+    return pa.table(
+        {
+            "series": names.take(pa.array(codes[changed])),
+            "sequence": sequence[changed],
+            "timestamp": pa.array(corrected[changed]).cast(INSTANT),
+        }
     )
 
 
@@ -573,22 +574,7 @@ def _correct_column(
     return pc.coalesce(new, us.combine_chunks())
 
 
-@dataclass(frozen=True, slots=True)
-class FutureCommits:
-    """Commits in the future.
-
-    Attributes:
-        files: the files with their events.
-        change: their corrected times, and the events that get another time.
-        now_us: the time of the correction; no commit is later.
-    """
-
-    files: tuple[DataFile, ...]
-    change: TimeCorrection
-    now_us: int
-
-
-def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommits:
+def find_future_commits(store: Store, limit_us: int, now_us: int) -> TimeCorrection:
     """Find the commits of `store` that are later than `limit_us`, and their corrected times."""
     late = pc.field("commit_time") > pa.scalar(limit_us).cast(BASE_SCHEMA.field("commit_time").type)
     files, key_tables, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
@@ -608,8 +594,8 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
     numbers = np.unique(to_int64(keys["commit"]))
     times = correct_times(numbers, _read_file_times(store, files), last_good_us, now_us)
     states, _ = scan_state(store.location, store.data_files(), expression=~late)
-    change = plan_correction(keys, states.select(["series", "newest_us"]), times)
-    return FutureCommits(tuple(files), change, now_us)
+    moved = _find_moved_events(keys, states.select(["series", "newest_us"]), times)
+    return TimeCorrection(tuple(files), times, moved, now_us)
 
 
 def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
@@ -621,23 +607,23 @@ def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
     return times
 
 
-def correct_future_commits(store: Store, future: FutureCommits) -> None:
+def correct_future_commits(store: Store, change: TimeCorrection) -> None:
     """Commit the corrected times."""
     new_id = store.new_id()
     new_files = [
-        _rewrite_file(store, file, future.change, new_id, number)
-        for number, file in enumerate(future.files)
+        _rewrite_file(store, file, change, new_id, number)
+        for number, file in enumerate(change.files)
     ]
     with store.commit_lock() as log:
-        unchanged = [file for file in store.data_files() if file not in future.files]
+        unchanged = [file for file in store.data_files() if file not in change.files]
         stored = [
             dataclasses.replace(to_data_file(new, old.first_commit), last_commit=old.last_commit)
-            for new, old in zip(new_files, future.files, strict=True)
+            for new, old in zip(new_files, change.files, strict=True)
         ]
-        index = _rebuild_index(store, [*unchanged, *stored], future.now_us)
+        index = _rebuild_index(store, [*unchanged, *stored], change.now_us)
         index, head = write_full_head(store.location, new_id, index)
         log.mark_checked()
-        commit = PreparedCommit(new_id, index, new_files, [head], replaced=future.files)
+        commit = PreparedCommit(new_id, index, new_files, [head], replaced=change.files)
         store.commit_prepared(commit, {}, synced=True)
 
 

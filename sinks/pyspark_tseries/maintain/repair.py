@@ -41,7 +41,7 @@ from pyspark_tseries.maintain.rebuild import (
     recover_head,
 )
 from pyspark_tseries.maintain.rebuild_entries import (
-    FutureCommits,
+    TimeCorrection,
     correct_future_commits,
     find_future_commits,
     put_rebuilt,
@@ -584,7 +584,7 @@ class _Repair:
     lost: list[str] = field(default_factory=list)
     left: list[Finding] = field(default_factory=list)
 
-    def mend(self, finding: Finding, how: str, act: Callable[[], object]) -> None:
+    def repair(self, finding: Finding, how: str, act: Callable[[], object]) -> None:
         """Repair the damage `finding` with `act`, unless this is a dry run; `how` says how."""
         if not self.dry_run:
             act()
@@ -718,7 +718,7 @@ def _repair_foreign_changes(job: _Repair) -> None:
             return
         store.log.mark_checked()
         accepted = "All that can be checked is sound; values cannot"
-        job.mend(unknown, accepted, lambda: job.advance_head(store))
+        job.repair(unknown, accepted, lambda: job.advance_head(store))
 
 
 def _revert_foreign_changes(job: _Repair, store: Store, revert: Revert) -> None:
@@ -734,7 +734,7 @@ def _revert_foreign_changes(job: _Repair, store: Store, revert: Revert) -> None:
         return
     lost_path = os.path.join("_tseries", "lost", f"{store.version() + 1:020d}")
     copies = [(path, f"{lost_path}/{path}") for path, _ in revert.removed if is_inside_store(path)]
-    job.mend(change, "It is undone", lambda: revert_changes(store, revert, copies))
+    job.repair(change, "It is undone", lambda: revert_changes(store, revert, copies))
     lost_directory = store.location.file(lost_path)
     job.lost += (
         f"what another tool has written to '{path}'; a copy is in '{lost_directory}'"
@@ -776,7 +776,7 @@ def _repair_head(job: _Repair) -> None:
         return
     try:
         how = "It is rebuilt from the events"
-        job.mend(damage, how, lambda: rebuild(job.location, principal=job.principal))
+        job.repair(damage, how, lambda: rebuild(job.location, principal=job.principal))
         job.lost += lost
     except UnusableStore as missing:
         finding = replace(
@@ -830,20 +830,20 @@ def _repair_commit_times(job: _Repair) -> None:
     us = read_wall_clock()
     if store.metadata().commit_us <= us:
         accepted = "That clock is assumed to be right"
-        job.mend(wrong, accepted, lambda: job.advance_head(store))
+        job.repair(wrong, accepted, lambda: job.advance_head(store))
         return
     limit_us = max(us, location.clock_us() or us) + MAX_CLOCK_SKEW_US
     future = find_future_commits(store, limit_us, us)
     how = _describe_correction(future)
-    job.mend(wrong, how, lambda: correct_future_commits(store, future))
+    job.repair(wrong, how, lambda: correct_future_commits(store, future))
 
 
-def _describe_correction(future: FutureCommits) -> str:
-    times = future.change.commit_us
+def _describe_correction(future: TimeCorrection) -> str:
+    times = future.commit_us
     if not times:
         return "No event belongs to such a commit; the store's time is set back"
     begin, end = min(times), max(times)
-    events, series = future.change.events.num_rows, future.change.events["series"].unique()
+    events, series = future.events.num_rows, future.events["series"].unique()
     return (
         f"The commits {begin} to {end} are now of {format_instant(times[begin])} to "
         f"{format_instant(times[end])}, and so are {events} events of {len(series)} series that "

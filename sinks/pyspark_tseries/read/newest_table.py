@@ -295,12 +295,25 @@ class _Question:
             earlier_rows=match.rows(stale),
         )
         if is_kept:
-            patched = self._patch_table(
+            snapshot = self.snapshot
+            assert snapshot.head_id is not None
+            names, seen_sequences, rows = self._patch_table(
                 match, stale, NewestRows(stale_rows.table.combine_chunks(), stale_rows.starts)
             )
-            _keep(store, self._make_table(*patched, columns, count))
-            if patched[0] is self.series.names:
-                return patched[2], count
+            patched = NewestTable(
+                head_id=snapshot.head_id,
+                commit=snapshot.metadata.commit,
+                erasure=snapshot.metadata.erasure,
+                values=snapshot.values,
+                columns=columns,
+                count=count,
+                names=names,
+                seen_sequences=seen_sequences,
+                rows=rows,
+            )
+            _keep(store, patched)
+            if names is self.series.names:
+                return rows, count
         fresh = np.setdiff1d(np.arange(size), stale)
         fresh_rows = match.rows(fresh)
         return interleave(
@@ -349,28 +362,6 @@ class _Question:
         others = np.flatnonzero(~np.isin(positions, stale_positions))
         pieces = [(positions[others], match.table.rows.pick(others)), (stale_positions, new)]
         return names, seen_sequences, interleave(len(names), pieces)
-
-    def _make_table(
-        self,
-        names: list[str],
-        seen_sequences: Int64Array,
-        rows: NewestRows,
-        columns: list[str],
-        count: int,
-    ) -> NewestTable:
-        snapshot, now = self.snapshot, self.snapshot.metadata
-        assert snapshot.head_id is not None
-        return NewestTable(
-            head_id=snapshot.head_id,
-            commit=now.commit,
-            erasure=now.erasure,
-            values=snapshot.values,
-            columns=columns,
-            count=count,
-            names=names,
-            seen_sequences=seen_sequences,
-            rows=rows,
-        )
 
     def _select_visible(
         self, series: KnownSeries, rows: NewestRows, count: int

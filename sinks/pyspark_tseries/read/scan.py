@@ -271,24 +271,13 @@ class Scan:
         self._sequences = sequences
         self._schema = query_schema(snapshot.values).append(ERASURE_FIELD)
         self._names = None if scope.names is None else _find_known(scope.names, index)
-        touched = [file for file in snapshot.files if self._has_series_in(file)]
+        has_series = RowFilter(self._names, scope.keys).may_match_file
+        touched = [file for file in snapshot.files if has_series(file)]
         self.edits = [file for file in touched if file.kind == "edit"]
         self.bounds = self._compute_bounds()
         self.originals = [
             file for file in touched if file.kind != "edit" and self._may_be_needed(file)
         ]
-
-    def _has_series_in(self, file: DataFile) -> bool:
-        if not self.scope.keys.overlaps(file.first, file.last):
-            return False
-        if self._names is None:
-            return True
-        start, end = self._range_of_series(file.first, file.last)
-        return start < end
-
-    def _range_of_series(self, first: str, last: str) -> tuple[int, int]:
-        assert self._names is not None
-        return bisect_left(self._names, first), bisect_right(self._names, last)
 
     def _compute_bounds(self) -> Bounds:
         index = self.scope.index
@@ -310,7 +299,8 @@ class Scan:
     def _may_be_needed(self, file: DataFile) -> bool:
         positions = (0, len(self.bounds.min_sequence))
         if self._names is not None:
-            positions = self._range_of_series(file.first, file.last)
+            names = self._names
+            positions = bisect_left(names, file.first), bisect_right(names, file.last)
         bounds = self.bounds.over(*positions)
         if bounds is None:
             return False

@@ -157,7 +157,7 @@ class Store:
         """Return the store at `path`, up to date; None if there is none.
 
         Raises:
-            UnusableStore: it is of another version, not a store, or damaged (`repair` mends that).
+            UnusableStore: it is of another version, not a store, or damaged (see `repair`).
         """
         location = parse_location(path)
         with _opening_lock:

@@ -107,20 +107,6 @@ class EditTargets:
     erased: BoolArray
 
 
-@dataclass(frozen=True, slots=True)
-class NumberedEdits:
-    """A batch's edits as events, sorted by (series, sequence), and the counts of dropped ones.
-
-    Attributes:
-        events: `order` is the position among the batch's edits; `change` also covers the series of
-            the appends; `counts.dropped` is the number of edits without an original.
-        originals: the columns `original_sequence`, `original_timestamp`, `original_author`.
-    """
-
-    events: NumberedRows
-    originals: list[pa.Array]
-
-
 def number_edits(
     targets: EditTargets,
     index: SeriesIndex,
@@ -129,7 +115,7 @@ def number_edits(
     *,
     missing_original: str,
     now_us: int,
-) -> NumberedEdits:
+) -> tuple[NumberedRows, list[pa.Array]]:
     """Check and number a batch's edits, which follow its appends in the order of the input.
 
     An original may be edited if it is inside `retained` before the batch (by `index`), or in the
@@ -142,6 +128,11 @@ def number_edits(
         by series with an edit left: present [1], names [b], sizes [2]
 
     So b gets the sequences 7 and 8, both at the same time, and a gets none.
+
+    Returns:
+        The edits as events: `order` is the position among the batch's edits; `change` also covers
+        the series of the appends; `counts.dropped` is the number of edits without an original. And
+        the columns `original_sequence`, `original_timestamp`, `original_author`.
     """
     # What may be edited depends on the index before the batch; sequences follow its appends.
     is_editable = _find_editable(targets, index, retained)
@@ -173,7 +164,7 @@ def number_edits(
         change=_merge_changes(appended, make_change(names, before | after)),
         counts=Counts(dropped=len(missing), example=example),
     )
-    return NumberedEdits(events, _original_columns(targets, order))
+    return events, _original_columns(targets, order)
 
 
 def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
@@ -598,10 +589,10 @@ class _Commit:
         appends = batch.registers_writer or bool(files)
         if context.snapshot is not None and batch.has_edits:
             edited, file = self._write_edits(context.snapshot, change, files)
-            metadata = add_counts(metadata, edited.events.counts)
-            change = edited.events.change
+            metadata = add_counts(metadata, edited.counts)
+            change = edited.change
             files += [file] if file is not None else []
-            self._numbered.append(edited.events)
+            self._numbered.append(edited)
         metadata = replace(metadata, rows=metadata.rows + change.num_rows)
         if not batch.is_correction:
             metadata = record_cti(metadata, batch.token, batch.cti_us, appends=appends)
@@ -725,7 +716,7 @@ class _Commit:
 
     def _write_edits(
         self, snapshot: Snapshot, appended: pa.Table, new_files: Sequence[WrittenFile]
-    ) -> tuple[NumberedEdits, WrittenFile | None]:
+    ) -> tuple[NumberedRows, WrittenFile | None]:
         batch, index = self._batch, self._index
         rows = pa.concat_tables(
             [edits for output in self._outputs for edits in self._edits(output)]
@@ -735,7 +726,7 @@ class _Commit:
         targets = find_originals(self._location, data, series, sequence)
         if self._access.policy is not None:
             self._access.require_edits(targets.author.drop_null().unique().to_pylist())
-        edited = number_edits(
+        edited, originals = number_edits(
             targets,
             index,
             appended,
@@ -743,10 +734,10 @@ class _Commit:
             missing_original=batch.missing_original,
             now_us=self._rules.assigned_us,
         )
-        if not len(edited.events.order):
+        if not len(edited.order):
             return edited, None
         wide = self._widen(rows)
-        table = build_events(wide, edited.events, self._metadata, batch.author, edited.originals)
+        table = build_events(wide, edited, self._metadata, batch.author, originals)
         return edited, write_events(self._location, self._path("edit", 0), table)
 
     def _series(self, output: TaskOutput) -> pa.Array:

@@ -142,6 +142,7 @@ def test_combined_states_of_parts_equal_the_state_of_all():
             "edit_sequence": 2,
             "horizon_sequence": 2,
             "horizon_us": 20,
+            "events": 4,
         },
     }
     assert combine_states([]).num_rows == 0
