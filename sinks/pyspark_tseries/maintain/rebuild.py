@@ -1,50 +1,82 @@
-"""Recompute heads, and the bounds in the log, from undamaged files.
+"""Recompute heads, bounds in the log, and times of wrong clocks from undamaged files.
 
-Events give the state of each series; the rest of a head, its commit metadata and floors, exists
-nowhere else. A rebuild takes the newest readable metadata of committed heads, and the floors of the
-newest head that is whole with all heads before it. Heads that no log entry names come last: their
-commits may never have been made, so their CTIs do not count.
+*Heads.* Events give the state of each series; the rest of a head, its commit metadata and floors,
+exists nowhere else. A rebuild takes the newest readable metadata of committed heads, and the floors
+of the newest head that is whole with all heads before it. Heads that no log entry names come last:
+their commits may never have been made, so their CTIs do not count.
 
-Readers skip files by the bounds in the log, and deltalake 1.6 misreads some escaped names in them.
-This package allows for such wrong bounds; tools that build on deltalake lose rows.
+*Bounds.* Readers skip files by the bounds in the log, and deltalake 1.6 misreads some escaped names
+in them. This package allows for such wrong bounds; tools that build on deltalake lose rows.
+
+*Times* (semantics 26.4). A commit that a wrong clock has dated in the future gets the time at which
+its file was written, or else the latest time that it can have. An event with exactly the timestamp
+of such a commit got it from that clock: it gets the corrected time of its commit, or the newest
+time of its series if that is later. Timestamps from a client stay as they are, even in the future.
+One commit replaces the files with corrected ones.
 """
 
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import Finding, StoreBusy, UnusableStore
-from pyspark_tseries.model.arrays import NEVER_US
-from pyspark_tseries.model.columns import ERASURE_FIELD
+from pyspark_tseries.model.arrays import (
+    NEVER_US,
+    NO_SEQUENCE,
+    Int64Array,
+    encode_runs,
+    find_number_runs,
+    sort_keys,
+    to_int64,
+)
+from pyspark_tseries.model.columns import ERASURE_FIELD, INSTANT, file_schema
 from pyspark_tseries.model.commits import NO_COMMIT, UNKNOWN_WRITERS, CommitMetadata, CtiRecord
-from pyspark_tseries.model.series_index import SeriesIndex, build_index, min_retained_table
+from pyspark_tseries.model.series_index import (
+    MIN_RETAINED_DEFAULTS,
+    SeriesIndex,
+    build_index,
+    min_retained_table,
+)
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import (
     DataFile,
     FileStats,
     WrittenFile,
+    compacted_path,
     compute_stats,
     logged_series_bounds,
+    to_data_file,
+    write_events,
 )
 from pyspark_tseries.storage.erasures import list_records
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import base_fields, scan_file
+from pyspark_tseries.storage.row_reader import (
+    ALL_ROWS,
+    BASE_SCHEMA,
+    base_fields,
+    read_rows,
+    scan_file,
+)
 from pyspark_tseries.storage.snapshot import (
     load_index,
     read_head_metadata,
     readable_metadata,
     scan_state,
+    write_full_head,
 )
 from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entries_back
 from pyspark_tseries.store.store import Store
+from pyspark_tseries.write.batch import PreparedCommit
+from pyspark_tseries.write.numbering import series_column
 
 MAX_LOG_ENTRIES: Final = 200
 """Search at most this many log entries for the heads that they name."""
@@ -259,17 +291,242 @@ def rebuild(path: str | Location, principal: str | None = None) -> int:
         erasure = (
             metadata.erasure if recovered.current else _find_last_erasure(store, metadata.erasure)
         )
-        metadata = replace(
-            metadata,
-            parent=None,
-            commit=number,
-            commit_us=commit_us,
-            depth=0,
-            rows=0,
-            marks=None,
-            ctis=ctis,
-            erasure=erasure,
+        metadata = _begin_chain(
+            metadata, commit=number, commit_us=commit_us, ctis=ctis, erasure=erasure
         )
         return build_index(_forget_partial_counts(states), metadata, floors)
 
     return len(replace_index(store, rebuild_index, timed=False).ids)
+
+
+TIME_COLUMNS: Final = (
+    "series",
+    "sequence",
+    "timestamp",
+    "original_sequence",
+    "commit",
+    "commit_time",
+)
+"""The columns that the correction reads."""
+
+
+def correct_times(
+    commits: Int64Array, written_us: Mapping[int, int], last_good_us: int, now_us: int
+) -> dict[int, int]:
+    """Return the corrected time of each commit; times do not decrease with the numbers.
+
+    >>> correct_times(np.array([4, 5, 6]), {4: 70, 6: 2_000}, 60, 100)
+    {4: 70, 5: 100, 6: 100}
+    """
+    corrected: dict[int, int] = {}
+    # From the last commit back, so that no commit gets a later time than the one after it.
+    latest = now_us
+    for number in reversed(commits.tolist()):
+        us = written_us.get(number, latest)
+        latest = min(latest, us if last_good_us <= us <= now_us else latest)
+        corrected[number] = latest
+    return {number: corrected[number] for number in commits.tolist()}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCorrection:
+    """The correction of commits in the future.
+
+    Attributes:
+        files: the files with their events.
+        commit_us: the corrected time of each commit, by its number.
+        events: series, sequence and new timestamp of the events that get another time.
+        now_us: the time of the correction; no commit is later.
+    """
+
+    files: tuple[DataFile, ...]
+    commit_us: Mapping[int, int]
+    events: pa.Table
+    now_us: int
+
+
+def _find_moved_events(
+    keys: pa.Table, newest_us: pa.Table, commit_us: Mapping[int, int]
+) -> pa.Table:
+    """Return series, sequence and new timestamp of the events that get another time."""
+    names, codes = encode_runs(keys["series"])
+    sequence = to_int64(keys["sequence"])
+    order = sort_keys(codes, sequence)
+    codes, sequence = codes[order], sequence[order]
+    times = ("timestamp", "commit", "commit_time")
+    us, commit, old_us = (to_int64(keys[name])[order] for name in times)
+    # In the order of (series, sequence): `us` as stored, `corrected` as they will be. An event with
+    # the time of a corrected commit got it from the clock, not from its writer.
+    is_assigned = np.isin(us, np.unique(old_us))
+    corrected = np.where(is_assigned, _look_up(commit, commit_us), us)
+    newest = _find_newest_before(names, newest_us)
+    starts, sizes = find_number_runs(codes)
+    for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
+        rows = slice(start, end)
+        # In its series an assigned time is not before any earlier event's.
+        highest = np.maximum.accumulate(np.maximum(corrected[rows], newest[codes[start]]))
+        corrected[rows] = np.where(is_assigned[rows], highest, corrected[rows])
+    changed = np.flatnonzero(corrected != us)
+    return pa.table(
+        {
+            "series": names.take(pa.array(codes[changed])),
+            "sequence": sequence[changed],
+            "timestamp": pa.array(corrected[changed]).cast(INSTANT),
+        }
+    )
+
+
+def _look_up(numbers: Int64Array, values: Mapping[int, int]) -> Int64Array:
+    known_numbers = np.array(sorted(values), np.int64)
+    results = np.array([values[number] for number in known_numbers.tolist()], np.int64)
+    return results[np.searchsorted(known_numbers, numbers)]
+
+
+def _find_newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
+    rows = pc.index_in(names, newest_us["series"].combine_chunks().cast(pa.string()))
+    us = newest_us["newest_us"].combine_chunks().cast(pa.int64()).take(rows)
+    newest: Int64Array = us.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
+    return newest
+
+
+def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
+    """Return events, in any order, with their new times and the new times of edits' originals."""
+    stamps = _correct_column(rows["series"], rows["sequence"], rows["timestamp"], change)
+    originals = _correct_column(
+        rows["series"], rows["original_sequence"], rows["original_timestamp"], change
+    )
+    commit, commit_us = to_int64(rows["commit"]), to_int64(rows["commit_time"])
+    moved = np.isin(commit, list(change.commit_us))
+    commit_us = commit_us.copy()
+    commit_us[moved] = _look_up(commit[moved], change.commit_us)
+    new = {
+        "timestamp": stamps,
+        "original_timestamp": originals,
+        "commit_time": pa.array(commit_us).cast(INSTANT),
+    }
+    for name, column in new.items():
+        column_index = rows.schema.get_field_index(name)
+        rows = rows.set_column(column_index, rows.schema.field(column_index), column)
+    return rows
+
+
+def _correct_column(
+    series: pa.ChunkedArray, sequence: pa.ChunkedArray, us: pa.ChunkedArray, change: TimeCorrection
+) -> pa.Array:
+    """Return the new times of the events (`series`, `sequence`); `us` for those without one."""
+    events = pa.table(
+        {
+            "series": series.cast(pa.string()),
+            "sequence": sequence.fill_null(NO_SEQUENCE),
+            "row": np.arange(len(series)),
+        }
+    )
+    joined = events.join(change.events, ["series", "sequence"], join_type="left outer")
+    new = joined.sort_by("row")["timestamp"].combine_chunks()
+    return pc.coalesce(new, us.combine_chunks())
+
+
+def find_future_commits(store: Store, limit_us: int, now_us: int) -> TimeCorrection:
+    """Find the commits of `store` that are later than `limit_us`, and their corrected times."""
+    late = pc.field("commit_time") > pa.scalar(limit_us).cast(BASE_SCHEMA.field("commit_time").type)
+    files, key_tables, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
+    for file in store.data_files():
+        late_rows = list(
+            scan_file(store.location, file, base_fields(TIME_COLUMNS), expression=late)
+        )
+        if late_rows:
+            files.append(file)
+            key_tables += [rows.select(TIME_COLUMNS) for rows in late_rows]
+        for rows in scan_file(
+            store.location, file, base_fields(("commit_time",)), expression=~late
+        ):
+            last_good_us = max(last_good_us, int(to_int64(rows["commit_time"]).max()))
+    keys = pa.concat_tables(key_tables)
+    now_us = max(now_us, last_good_us)
+    numbers = np.unique(to_int64(keys["commit"]))
+    times = correct_times(numbers, _read_file_times(store, files), last_good_us, now_us)
+    states, _ = scan_state(store.location, store.data_files(), expression=~late)
+    moved = _find_moved_events(keys, states.select(["series", "newest_us"]), times)
+    return TimeCorrection(tuple(files), times, moved, now_us)
+
+
+def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
+    times: dict[int, int] = {}
+    for file in files:
+        born = store.location.identity(store.location.file(file.path))
+        if born is not None and not file.is_compacted:
+            times[file.first_commit] = born[1] // 1000
+    return times
+
+
+def correct_future_commits(store: Store, change: TimeCorrection) -> None:
+    """Commit the corrected times."""
+    new_id = store.new_id()
+    new_files = [
+        _rewrite_file(store, file, change, new_id, number)
+        for number, file in enumerate(change.files)
+    ]
+    with store.commit_lock() as log:
+        unchanged = [file for file in store.data_files() if file not in change.files]
+        stored = [
+            replace(to_data_file(new, old.first_commit), last_commit=old.last_commit)
+            for new, old in zip(new_files, change.files, strict=True)
+        ]
+        index = _rebuild_index(store, [*unchanged, *stored], change.now_us)
+        index, head = write_full_head(store.location, new_id, index)
+        log.mark_checked()
+        commit = PreparedCommit(new_id, index, new_files, [head], replaced=change.files)
+        store.commit_prepared(commit, {}, synced=True)
+
+
+def _rewrite_file(
+    store: Store, file: DataFile, change: TimeCorrection, new_id: int, number: int
+) -> WrittenFile:
+    schema = file_schema(store.values)
+    rows = apply_correction(read_rows(store.location, [file], schema, ALL_ROWS), change)
+    names, codes = encode_runs(rows["series"])
+    order = sort_keys(codes, to_int64(rows["sequence"]))
+    rows = rows.take(pa.array(order)).combine_chunks()
+    rows = rows.set_column(0, "series", series_column(names, codes[order]))
+    commits = file.first_commit, file.last_commit
+    path = f"kind={file.kind}/{commits[0]:010d}-{new_id:016x}.{number:04d}.parquet"
+    if file.is_compacted:
+        path = compacted_path(file.kind, commits, new_id, number)
+    return write_events(store.location, path, rows)
+
+
+def _rebuild_index(store: Store, files: Sequence[DataFile], now_us: int) -> SeriesIndex:
+    """Build the index from the events, without floors that times in the future have raised."""
+    before = store.index()
+    states, _ = scan_state(store.location, files)
+    since_us, number = before.metadata.retained_since_us, before.metadata.commit + 1
+    # The true time is not known; without it the commit's number decides.
+    since_us = None if since_us is None or since_us > now_us else since_us
+    metadata = _begin_chain(
+        before.metadata, commit=number, commit_us=now_us, retained_since_us=since_us
+    )
+    floors = min_retained_table(before)
+    if floors is not None:
+        low_us = to_int64(floors["floor_us"])
+        original_us = build_index(states, metadata).lookup(floors["series"].to_pylist())
+        has_floor = low_us > original_us["original_us"]
+        column_index = floors.schema.get_field_index("floor_us")
+        kept_us = np.where(has_floor, MIN_RETAINED_DEFAULTS["floor_us"], low_us)
+        floors = floors.set_column(column_index, "floor_us", pa.array(kept_us))
+    return build_index(_keep_counts(states, before), metadata, floors)
+
+
+def _keep_counts(states: pa.Table, before: SeriesIndex) -> pa.Table:
+    """Return states with the counts of `before`, which include events that compaction removed."""
+    counts = before.lookup(states["series"].to_pylist())
+    kept_us, stored_us = counts["first_us"], to_int64(states["first_us"])
+    # Of a series of erased edits alone no original is stored.
+    first_us = np.where(stored_us == NEVER_US, kept_us, np.minimum(kept_us, stored_us))
+    for name, column in (("first_us", first_us), ("edits", counts["edits"])):
+        states = states.set_column(states.schema.get_field_index(name), name, pa.array(column))
+    return states
+
+
+def _begin_chain(metadata: CommitMetadata, **changes: Any) -> CommitMetadata:
+    """Return the metadata of a head without a parent, with `changes`."""
+    return replace(metadata, parent=None, depth=0, rows=0, marks=None, **changes)

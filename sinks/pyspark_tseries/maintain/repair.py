@@ -35,18 +35,15 @@ from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries.errors import FROM_A_COPY, Finding, UnusableStore, WrongClock
 from pyspark_tseries.maintain.rebuild import (
     RecoveredHead,
+    TimeCorrection,
     correct_bounds,
+    correct_future_commits,
+    find_future_commits,
     find_wrong_bounds,
     rebuild,
     recover_head,
 )
-from pyspark_tseries.maintain.rebuild_entries import (
-    TimeCorrection,
-    correct_future_commits,
-    find_future_commits,
-    put_rebuilt,
-    rebuild_entries,
-)
+from pyspark_tseries.maintain.rebuild_entries import put_rebuilt, rebuild_entries
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.commits import (

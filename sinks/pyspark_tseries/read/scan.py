@@ -49,7 +49,6 @@ from pyspark_tseries.model.columns import (
     show_columns,
 )
 from pyspark_tseries.model.ranges import (
-    FULL_RANGE,
     NO_LIMIT,
     UNLIMITED,
     Point,
@@ -63,6 +62,7 @@ from pyspark_tseries.read.select import (
     Bounds,
     SeriesEvents,
     compute_bounds,
+    is_absolute,
     make_plain,
     pin_view,
     select,
@@ -588,10 +588,7 @@ def _find_sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, Int64
 
 def _pin_view(query: Query, index: SeriesIndex, name: str) -> Range | None:
     """Return the view range with fixed ends of one kind; None if its ends depend on other rows."""
-    if query.kind != "values" or query.limit != NO_LIMIT:
-        return None
-    ends = query.edits.anchor.kind, query.edits.span.kind
-    if query.edits != FULL_RANGE and ends not in (("time", "time"), ("sequence", "sequence")):
+    if query.kind != "values" or query.limit != NO_LIMIT or not is_absolute(query.edits):
         return None
     view = query.view
     if view.anchor.kind == "last_us":

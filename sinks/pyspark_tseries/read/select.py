@@ -90,7 +90,7 @@ def compute_bounds(
     size = len(last_sequence)
     oldest, oldest_us = min_retained(retained, last_sequence, newest_us, states)
     min_sequence = max_sequence = min_us = max_us = None
-    if _is_absolute(query.edits):
+    if is_absolute(query.edits):
         # If times are bounded, the first visible event depends on them as well.
         is_timed = retained.last_us is not None or (states["floor_us"] > NEVER_US).any()
         first_visible = None if is_timed else oldest
@@ -154,7 +154,7 @@ def make_plain(query: Query, *, has_erasures: bool) -> Query | None:
 LowHigh = tuple[Int64Array | None, Int64Array | None]
 
 
-def _is_absolute(edits: Range) -> bool:
+def is_absolute(edits: Range) -> bool:
     """Return whether an edit range tests each event by its own time or sequence."""
     ends = edits.anchor.kind, edits.span.kind
     return edits == FULL_RANGE or ends in (("sequence", "sequence"), ("time", "time"))

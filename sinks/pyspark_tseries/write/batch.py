@@ -763,9 +763,7 @@ class _Commit:
 
     def _inline_batches(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
         if output.inline is not None:
-            rows = output.inline.table
-            rows = read_staged_task(self._location, output.inline) if rows is None else rows
-            yield from rows.to_batches()
+            yield from read_staged_task(self._location, output.inline).to_batches()
 
 
 def _group_by_series(

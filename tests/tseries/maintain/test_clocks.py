@@ -17,7 +17,7 @@ from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import TimeSeries, WrongClock
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.rebuild_entries import correct_times
+from pyspark_tseries.maintain.rebuild import correct_times
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
