@@ -86,15 +86,21 @@ def render_shell(title: str, root: str, style: str, before: str = "", within: st
         before: HTML between the heading and the sections.
         within: HTML in the place of the sections, until the script has fetched them.
     """
+    body = (
+        f'<h1>{to_html(title)}</h1>{before}<p id="lost" role="alert" hidden></p>'
+        f'<p id="said" class="unseen" role="status"></p><main>{within}</main>'
+    )
+    return render_html(title, root, style, body, f'<script src="{root}page.js" defer></script>')
+
+
+def render_html(title: str, root: str, style: str, body: str, script: str = "") -> str:
+    """Return a page of the same looks; `body` and `script` are HTML."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{to_html(title)}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="stylesheet" href="{root}page.css"><link rel="stylesheet" href="{root}{style}">'
-        f'<link rel="icon" href="data:,"><script src="{root}page.js" defer></script></head><body>'
-        f'<h1>{to_html(title)}</h1>{before}<p id="lost" role="alert" hidden></p>'
-        '<p id="said" class="unseen" role="status"></p>'
-        f"<main>{within}</main></body></html>"
+        f'<link rel="icon" href="data:,">{script}</head><body>{body}</body></html>'
     )
 
 

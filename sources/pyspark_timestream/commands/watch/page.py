@@ -51,6 +51,7 @@ from pyspark_timestream.report import (
     svg,
     to_html,
 )
+from pyspark_timestream.serving import render_html
 
 # -- the chain -------------------------------------------------------------------------------------
 
@@ -630,13 +631,9 @@ def render_case(case: Case, sample: CaseRecords | str, root: str) -> str:
         table = _render_records(sample.rows) if sample.rows else "<p>No record was found.</p>"
         body = f'{notes}<div class="lanes scroll" tabindex="0" role="region" aria-label="records">'
         body += f"{table}</div>"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{to_html(title)}</title>"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="stylesheet" href="{root}page.css">'
-        f'<link rel="stylesheet" href="{root}watch.css"><link rel="icon" href="data:,"></head>'
-        f'<body><main class="sample"><h1>{to_html(title)}</h1>'
+    main = (
+        f'<main class="sample"><h1>{to_html(title)}</h1>'
         f"<p>Offsets {case.start} to {case.end - 1}; whatever may be a secret is not shown.</p>"
-        f"{body}</main></body></html>"
+        f"{body}</main>"
     )
+    return render_html(title, root, "watch.css", main)
