@@ -106,7 +106,6 @@ class ProducerLimits:
     request_s: float = 30.0  # The list of partitions, and the last flush after an error.
     flush_step_s: float = 1.0  # After each step of a flush the producer checks for deliveries.
     step_s: float = 10.0  # One attempt at a step of a transaction; attempts go on for a minute.
-    grace_s: float = GRACE_S  # For a call beyond its timeout, before its client is given up.
 
 
 T = TypeVar("T")
@@ -259,12 +258,10 @@ class PunctuatedProducer:
         self._lock = _MarkLock()
         self._last_us: int | None = None
         self._closed = False
-        self._client = self._requests.open_client(
-            self.client_class, _require_idempotence(config), self.limits.grace_s
-        )
+        self._client = self._requests.open_client(self.client_class, _require_idempotence(config))
         # Callbacks run in the threads that make the client's calls.
         self._client.wrap = self._lock.lend
-        self._delivery_limit_s = _read_delivery_limit_s(config, self.limits.grace_s)
+        self._delivery_limit_s = _read_delivery_limit_s(config)
         self._transactions = ProducerTransactions(self._client, self._requests)
         self._ended = threading.Event()
         self._clock: threading.Thread | None = None
@@ -559,11 +556,11 @@ class PunctuatedProducer:
         self._reports.raise_failure()
 
 
-def _read_delivery_limit_s(config: Mapping[str, Any], grace_s: float) -> float:
+def _read_delivery_limit_s(config: Mapping[str, Any]) -> float:
     """Return the timeout of a record, plus a grace; infinite if the user set 0."""
     names = ("message.timeout.ms", "delivery.timeout.ms")
     life_ms = next((int(config[name]) for name in names if name in config), _DEFAULT_LIFE_MS)
-    return life_ms / 1_000 + grace_s if life_ms else float("inf")
+    return life_ms / 1_000 + GRACE_S if life_ms else float("inf")
 
 
 def _parse_mark_time(time: datetime | str) -> int:

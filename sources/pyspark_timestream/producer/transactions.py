@@ -72,12 +72,10 @@ class Requests:
         self._clients: list[BoundedClient] = []
         self._is_connected = False
 
-    def open_client(
-        self, kind: Callable[..., Any], config: Mapping[str, Any], grace_s: float | None = None
-    ) -> BoundedClient:
+    def open_client(self, kind: Callable[..., Any], config: Mapping[str, Any]) -> BoundedClient:
         """Create a client, which `close` closes."""
         option = f"{self._prefix}*" if self._prefix else "config"
-        client = open_client(kind, config, self.log, grace_s=grace_s, option=option)
+        client = open_client(kind, config, self.log, option)
         self._clients.append(client)
         return client
 

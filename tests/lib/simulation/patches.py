@@ -65,7 +65,6 @@ def _patch_clocks(patch: pytest.MonkeyPatch, chance: Chance) -> None:
     patch.setattr(
         errors.RetryBudget.__init__, "__defaults__", (0.1, chance.monotonic, chance.sleep)
     )
-    patch.setattr(trackers.PartitionCache.__init__, "__defaults__", (chance.monotonic,))
     _set_defaults(patch, range_reader.RangeReader.__init__, clock=chance.monotonic)
 
 
@@ -85,13 +84,11 @@ def _patch_kafka(patch: pytest.MonkeyPatch, chance: Chance, cluster: Cluster) ->
         range_reader.RangeReader.__init__,
         create_consumer=lambda options, settings, log: SimulatedConsumer(cluster, settings),
     )
-    pool = consumer.Pool(max_idle=4, idle_s=300, now_s=chance.monotonic)
-    _set_defaults(patch, range_reader.acquire_reader, pool=pool)
+    patch.setattr(range_reader, "_POOL", consumer.Pool(max_idle=4, idle_s=300))
     patch.setattr(driver, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(reader, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(trackers, "_ask_in_background", chance.later)
-    some = partial(range_reader.prefetch_small_ranges, fetch=partial(_fetch_some, chance, cluster))
-    patch.setattr(reader, "prefetch_small_ranges", some)
+    patch.setattr(range_reader, "_fetch_ranges", partial(_fetch_some, chance, cluster))
 
 
 def _fetch_some(

@@ -346,7 +346,7 @@ class World:
             if not chance.is_running(driver):
                 self.end(driver)
         elif kind == "kill":
-            range_reader.acquire_reader.__kwdefaults__["pool"]._idle.clear()
+            range_reader._POOL._idle.clear()
 
     def change_leader(self, kind: str, partition: Partition, log: Log) -> None:
         """Hide a partition, or let a former leader answer; not again before it was seen again."""

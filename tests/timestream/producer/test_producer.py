@@ -15,6 +15,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from pyspark_timestream import PunctuatedProducer
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed, OptionError
+from pyspark_timestream.kafka.client import bounded
+from pyspark_timestream.producer import producer as producer_module
 from pyspark_timestream.producer.producer import ProducerLimits
 
 T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
@@ -95,7 +97,7 @@ def producer_class(client: type[Any] = Producer, limits: Any = None) -> type[Pun
     return Limited
 
 
-HURRIED = ProducerLimits(request_s=0.05, flush_step_s=0.05, step_s=0.05, grace_s=0.3)
+HURRIED = ProducerLimits(request_s=0.05, flush_step_s=0.05, step_s=0.05)
 
 
 def mark(t: str) -> str:
@@ -401,8 +403,9 @@ def test_a_producers_own_handlers_hear_what_the_client_says() -> None:
 
 
 @pytest.fixture
-def hanging() -> Any:
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a method of the client never return, until the test ends."""
+    monkeypatch.setattr(bounded, "GRACE_S", 0.3)
     gate = threading.Event()
 
     def hang(client: FakeClient, name: str) -> None:
@@ -450,9 +453,11 @@ def test_a_failing_block_ends_also_where_the_client_never_returns(hanging: Any) 
         raise ZeroDivisionError
 
 
-def test_a_queue_that_never_empties_ends_the_wait_after_the_records_life() -> None:
-    limits = ProducerLimits(grace_s=0.1)
-    one, client = producer(config={"message.timeout.ms": 100}, limits=limits)
+def test_a_queue_that_never_empties_ends_the_wait_after_the_records_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer_module, "GRACE_S", 0.1)
+    one, client = producer(config={"message.timeout.ms": 100})
 
     def full(*_: Any, **__: Any) -> None:
         raise BufferError
@@ -586,10 +591,10 @@ def test_a_client_that_another_thread_gives_up_is_a_failed_delivery() -> None:
 
 @pytest.mark.parametrize("is_delivering", [True, False])
 def test_a_flush_beside_producing_threads_waits_while_anything_is_delivered(
-    is_delivering: bool,
+    monkeypatch: pytest.MonkeyPatch, is_delivering: bool
 ) -> None:
-    limits = ProducerLimits(grace_s=0.1)
-    one, client = producer(config={"message.timeout.ms": 100}, limits=limits)
+    monkeypatch.setattr(producer_module, "GRACE_S", 0.1)
+    one, client = producer(config={"message.timeout.ms": 100})
     left = [5] * 20 + [0]
 
     def flush(timeout: float) -> int:
@@ -608,8 +613,12 @@ def test_a_flush_beside_producing_threads_waits_while_anything_is_delivered(
 
 
 @pytest.mark.timeout(30)
-def test_a_callback_of_a_flush_may_produce_while_another_thread_notes_time() -> None:
-    one = producer_class(limits=ProducerLimits(grace_s=2))(
+def test_a_callback_of_a_flush_may_produce_while_another_thread_notes_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (bounded, producer_module):
+        monkeypatch.setattr(module, "GRACE_S", 2)
+    one = PunctuatedProducer(
         {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 500}, "t", "w"
     )
     begun, returned, order = threading.Event(), threading.Event(), list[str]()

@@ -22,6 +22,9 @@ from typing import Any, Final, TypeVar, cast
 from confluent_kafka import KafkaError, KafkaException
 
 T = TypeVar("T")
+_Use = Callable[[Any], Any]
+"""Calls a client, which it is given."""
+
 _LOG: Final = logging.getLogger(__name__)
 
 GRACE_S: Final = 10.0
@@ -51,8 +54,8 @@ _MAX_ABANDONED: Final = 64
 class HangingCalls:
     """The calls of one kind that hang in this process; at `limit` of them, make no further call."""
 
-    def __init__(self, limit: int = _MAX_ABANDONED) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
+        self.limit = _MAX_ABANDONED
         self.calls: set[_Call] = set()
         # Closes that were not made. They keep their clients, because freeing those might hang.
         self.parked: list[Callable[[], object]] = []
@@ -201,30 +204,12 @@ class BoundedClient:
 
     Args:
         client: a `Producer`, `Consumer` or `AdminClient`, which nobody else keeps.
-        grace_s: replaces `GRACE_S`.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        grace_s: float | None = None,
-        *,
-        close_s: float = _CLOSE_TIMEOUT_S,
-        calls: HangingCalls = ABANDONED,
-        closes: HangingCalls = UNCLOSED,
-    ) -> None:
+    def __init__(self, client: Any) -> None:
         self.direct = client
-        self._grace_s, self._close_s = grace_s, close_s
-        self._calls, self._closes = calls, closes
         self.is_abandoned = False
-        self.wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = lambda function: (
-            function
-        )
-
-    @property
-    def grace_s(self) -> float:
-        """The time by which a call may exceed its time-out."""
-        return GRACE_S if self._grace_s is None else self._grace_s
+        self.wrap: Callable[[_Use], _Use] = lambda function: function
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -245,7 +230,7 @@ class BoundedClient:
         Raises:
             CallAbandoned: it did not return within `timeout_s` plus `GRACE_S`.
         """
-        limit_s = timeout_s + self.grace_s
+        limit_s = timeout_s + GRACE_S
         # Read `direct` once, because other threads may abandon the client, and keep no reference
         # in this frame, because its end might then free the client.
         client_cell = [self.direct]
@@ -253,7 +238,7 @@ class BoundedClient:
             raise CallAbandoned(name, limit_s, f"has not returned from a call before {name}")
         try:
             bounded = partial(self.wrap(function), client_cell.pop())
-            return cast(T, call_bounded(bounded, limit_s, name, self._calls))
+            return cast(T, call_bounded(bounded, limit_s, name))
         except CallAbandoned as error:
             # No helper keeps the client of a call that was not made: giving it up frees it here.
             if not error.is_refused:
@@ -267,10 +252,10 @@ class BoundedClient:
             CallAbandoned: it did not come within `timeout_s` plus `GRACE_S`.
         """
         try:
-            return answer.result(timeout=timeout_s + self.grace_s)
+            return answer.result(timeout=timeout_s + GRACE_S)
         except TimeoutError:
             self.close()
-            raise CallAbandoned(name, timeout_s + self.grace_s) from None
+            raise CallAbandoned(name, timeout_s + GRACE_S) from None
 
     def close(self) -> None:
         """Close a consumer, and free any client; abandon one that takes longer than 5 s."""
@@ -285,32 +270,28 @@ class BoundedClient:
             if hasattr(client, "close") and not hasattr(client, "produce"):
                 client.close()
 
-        close_with_timeout(free, self._close_s, self._closes)
+        close_with_timeout(free)
 
     def _abandon(self) -> None:
         self.is_abandoned = True
         self.direct = None
 
 
-def close_with_timeout(
-    close: Callable[[], object],
-    timeout_s: float = _CLOSE_TIMEOUT_S,
-    hanging: HangingCalls = UNCLOSED,
-) -> None:
-    """Call `close` and wait at most `timeout_s` for it to return.
+def close_with_timeout(close: Callable[[], object]) -> None:
+    """Call `close` and wait at most 5 s for it to return.
 
     librdkafka 2.16 may deadlock when it is closed just before it reports an offset that it cannot
     read (`rd_kafka_offset_reset_op_cb`). Then its threads and connections leak, but the task does
     not hang.
     """
     try:
-        call_bounded(close, timeout_s, "close", hanging)
+        call_bounded(close, _CLOSE_TIMEOUT_S, "close", UNCLOSED)
     except CallAbandoned as error:
         if error.is_refused:
-            hanging.parked.append(close)
+            UNCLOSED.parked.append(close)
         _LOG.warning(
             "a Kafka client %s: it is left behind",
             "is not closed, since too many of this process did not close"
             if error.is_refused
-            else f"did not close in {timeout_s:.0f} s",
+            else f"did not close in {_CLOSE_TIMEOUT_S:.0f} s",
         )

@@ -133,13 +133,11 @@ def open_client(
     kind: Callable[..., Any],
     config: Mapping[str, Any],
     log: ClientLog,
-    *,
-    grace_s: float | None = None,
     option: str = "kafka.*",
 ) -> BoundedClient:
     """Create a client as both functions above do, and bound the time of its calls."""
     client = create_client(config, lambda: _new_logged_client(kind, config, log), option)
-    return BoundedClient(client, grace_s)
+    return BoundedClient(client)
 
 
 class _Closable(Protocol):
@@ -157,19 +155,11 @@ class Pool(Generic[C]):
     parent's items: it shares their connections but has none of their threads.
     """
 
-    def __init__(
-        self,
-        max_idle: int,
-        idle_s: float,
-        now_s: Callable[[], float] = time.monotonic,
-        process: Callable[[], int] = os.getpid,
-    ) -> None:
+    def __init__(self, max_idle: int, idle_s: float) -> None:
         self._max_idle = max_idle
         self._idle_s = idle_s
-        self._now_s = now_s
-        self._process = process
         self._idle: dict[Hashable, tuple[C, float]] = {}
-        self._owner = process()
+        self._owner = os.getpid()
         self._inherited: list[object] = []
 
     @contextlib.contextmanager
@@ -187,7 +177,7 @@ class Pool(Generic[C]):
             item.close()
             raise
         self._abandon_inherited()
-        now_s = self._now_s()
+        now_s = time.monotonic()
         returned_before = self._idle.pop(key, None)
         self._idle[key] = (item, now_s)
         replaced = [] if returned_before is None else [returned_before[0]]
@@ -206,10 +196,10 @@ class Pool(Generic[C]):
         return [self._idle.pop(key)[0] for key in expired]
 
     def _abandon_inherited(self) -> None:
-        if self._process() != self._owner:
+        if os.getpid() != self._owner:
             # Keep them for ever: freeing one would wait for threads that this process lacks.
             self._inherited.append(self._idle)
-            self._idle, self._owner = {}, self._process()
+            self._idle, self._owner = {}, os.getpid()
 
 
 MAX_BLOCK_RECORDS: Final = 20_000
@@ -292,18 +282,13 @@ class UnboundedConsumer(ColumnConsumer, Protocol):
 
 
 class MessageConsumer:
-    """A `ColumnConsumer` over confluent-kafka's consumer, which `create` makes."""
+    """A `ColumnConsumer` over confluent-kafka's consumer."""
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        log: ClientLog,
-        create: Callable[..., Any] = Consumer,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], log: ClientLog) -> None:
         self._answers: dict[frozenset[tuple[Partition, int]], dict[Partition, KafkaError]] = {}
         self._messages_per_call = 1
         settings = {**config, "on_commit": self._on_commit}
-        self._consumer = _new_logged_client(create, settings, log)
+        self._consumer = _new_logged_client(Consumer, settings, log)
 
     @property
     def received_bytes(self) -> int:

@@ -156,7 +156,11 @@ _UNCOUNTED_FETCHES: Final = {"fetch.message.max.bytes": 16 * 1024}
 
 
 class _BoundedConsumer:
-    """See `bound_consumer`."""
+    """A `ColumnConsumer` with calls that return in time, even if the library's do not.
+
+    After a call of the library that has not returned, all further calls raise `CallAbandoned` at
+    once: create another consumer then. The caller must not keep `consumer`.
+    """
 
     def __init__(self, consumer: UnboundedConsumer) -> None:
         self._client = BoundedClient(consumer)
@@ -215,15 +219,6 @@ class _BoundedConsumer:
             raise
 
 
-def bound_consumer(consumer: UnboundedConsumer) -> ColumnConsumer:
-    """Return a `ColumnConsumer` with calls that return in time, even if the library's do not.
-
-    After a call of the library that has not returned, all further calls raise `CallAbandoned` at
-    once: create another consumer then. The caller must not keep `consumer`.
-    """
-    return _BoundedConsumer(consumer)
-
-
 CreateConsumer = Callable[[KafkaOptions, Mapping[str, Any], ClientLog], ColumnConsumer]
 
 
@@ -235,8 +230,8 @@ def _create_column_consumer(
 
     def make() -> ColumnConsumer:
         if native_reader is None:
-            return bound_consumer(MessageConsumer(config, log))
-        return bound_consumer(NativeConsumer(config, native_reader, log))
+            return _BoundedConsumer(MessageConsumer(config, log))
+        return _BoundedConsumer(NativeConsumer(config, native_reader, log))
 
     return create_client(options.client, make)
 
@@ -573,17 +568,11 @@ _POOL: Final[Pool[RangeReader]] = Pool(max_idle=4, idle_s=300)
 """Keeps several readers, because queries of one application share Python workers."""
 
 
-def acquire_reader(
-    options: KafkaOptions,
-    group: str,
-    *,
-    pool: Pool[RangeReader] = _POOL,
-    create: Callable[[KafkaOptions, str], RangeReader] = RangeReader,
-) -> AbstractContextManager[RangeReader]:
+def acquire_reader(options: KafkaOptions, group: str) -> AbstractContextManager[RangeReader]:
     """Borrow a reader from this process's pool; if the block fails, the reader is closed."""
     limits = (options.poll_timeout_ms, options.connect_timeout_ms, options.fail_on_data_loss)
     key = (group, *limits, *options.client.items())
-    return pool.acquire(key, lambda: create(options, group))
+    return _POOL.acquire(key, lambda: RangeReader(options, group))
 
 
 def _describe(offset_range: OffsetRange, position: int) -> str:
@@ -613,6 +602,7 @@ _MAX_BYTES: Final = 32 * 1024 * 1024
 """Limits for what a task holds before its first row; further ranges are read one by one."""
 
 _PREFETCH_POLL_S: Final = 0.02
+_MAX_STALL_S: Final = 1.0
 
 _FETCH_SETTINGS: Final = {
     # A partition with a backlog must not send much more than the range.
@@ -656,17 +646,13 @@ def prefetch_small_ranges(
     ranges: Sequence[OffsetRange],
     needs: ColumnSet,
     read_range: ReadRange,
-    *,
-    stats: CompressionStats | None = None,
-    fetch: Callable[..., dict[OffsetRange, list[RecordBlock]]] | None = None,
 ) -> ReadRange:
     """Wrap `read_range` to prefetch small ranges among `ranges`; each is delivered once.
 
     The first request for a small range fetches a group of them. The next group is fetched only
     after this one has been delivered completely.
     """
-    stats = stats or get_compression_stats(options.client["bootstrap.servers"])
-    fetch = fetch or _fetch_ranges
+    stats = get_compression_stats(options.client["bootstrap.servers"])
     ahead: dict[OffsetRange, list[RecordBlock]] = {}
     later = list(ranges)
 
@@ -677,7 +663,7 @@ def prefetch_small_ranges(
         if offset_range in later:
             small = [] if ahead else choose_small_ranges(later, stats.mean_record_bytes)
             if offset_range in small:
-                ahead.update(fetch(options, group, small, needs))
+                ahead.update(_fetch_ranges(options, group, small, needs))
             # Each range is tried once; one that did not arrive completely is read on its own.
             for tried in small if offset_range in small else [offset_range]:
                 later.remove(tried)
@@ -699,21 +685,12 @@ def _fetch_ranges(
 class Prefetcher:
     """Reads small ranges of different partitions with one consumer, kept from batch to batch.
 
-    The consumer never joins its group. After `max_stall_s` without progress it gives up, and the
+    The consumer never joins its group. After a second without progress it gives up, and the
     remaining ranges are read one by one.
     """
 
-    def __init__(
-        self,
-        options: KafkaOptions,
-        group: str,
-        *,
-        create: Callable[..., Any] = Consumer,
-        clock: Callable[[], float] = time.monotonic,
-        max_stall_s: float = 1.0,
-    ) -> None:
-        self._options, self._create = options, create
-        self._clock, self._max_stall_s = clock, max_stall_s
+    def __init__(self, options: KafkaOptions, group: str) -> None:
+        self._options = options
         fetch = {
             name: value for name, value in _FETCH_SETTINGS.items() if name not in options.client
         }
@@ -747,17 +724,17 @@ class Prefetcher:
     def _collect(self, ranges: Sequence[OffsetRange], fetch: "PartialFetch") -> None:
         if self._consumer is None:
             log = ClientLog(self._options.client)
-            self._consumer = open_client(self._create, self._config, log)
+            self._consumer = open_client(Consumer, self._config, log)
         self._consumer.assign(
             [
                 TopicPartition(*offset_range.partition, offset_range.start_inclusive)
                 for offset_range in ranges
             ]
         )
-        progress_s = self._clock()
-        while fetch.missing_offsets and self._clock() - progress_s < self._max_stall_s:
+        progress_s = time.monotonic()
+        while fetch.missing_offsets and time.monotonic() - progress_s < _MAX_STALL_S:
             if fetch.add(self._consumer.consume(fetch.missing_offsets, timeout=_PREFETCH_POLL_S)):
-                progress_s = self._clock()
+                progress_s = time.monotonic()
 
     def close(self) -> None:
         """Release the consumer."""

@@ -371,10 +371,8 @@ _MAX_AGE_S: Final = 2.0
 class PartitionCache:
     """Caches the partitions of a running query; `ask` lists them, and may run in any thread."""
 
-    def __init__(
-        self, ask: Callable[[], list[Partition]], clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._ask, self._clock_s = ask, clock_s
+    def __init__(self, ask: Callable[[], list[Partition]]) -> None:
+        self._ask = ask
         self._refresh: tuple[float, Future[list[Partition]]] | None = None
         self._partitions: list[Partition] = []
         self.asked_at_s = float("-inf")
@@ -386,7 +384,7 @@ class PartitionCache:
         Raises:
             BrokerUnreachable: a request was needed, and the broker did not answer.
         """
-        now_s = self._clock_s()
+        now_s = time.monotonic()
         if self._refresh is not None and self._refresh[1].done():
             asked_at, answer = self._refresh
             self._refresh = None

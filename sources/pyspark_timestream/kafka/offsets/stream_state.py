@@ -187,11 +187,7 @@ def find_emitted_cti(
     Every batch begins with its stream CTI unless that was emitted before, so only a CTI that one of
     its tasks has proven can be greater.
     """
-    active = [
-        partition
-        for partition, last_offset in sorted(previous.partitions.items())
-        if not last_offset.idle
-    ]
+    active = sorted(previous.partitions.keys() - previous.idle)
     indexes = {partition: index for index, partition in enumerate(active)}
     start_us = [previous.partitions[partition].clock.cti_us for partition in active]
     # A partition that is missing now has no end state: its clock at the start counts.

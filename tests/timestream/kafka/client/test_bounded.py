@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,13 +12,34 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.kafka.client import bounded
 from pyspark_timestream.kafka.client.bounded import (
+    ABANDONED,
+    UNCLOSED,
+    BoundedClient,
     CallAbandoned,
     HangingCalls,
     call_bounded,
 )
 from pyspark_timestream.kafka.client.errors import FailureKind, classify_failure
 
-BoundedClient = partial(bounded.BoundedClient, grace_s=0.05)
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls and closes are given up soon."""
+    monkeypatch.setattr(bounded, "GRACE_S", 0.05)
+    monkeypatch.setattr(bounded, "_CLOSE_TIMEOUT_S", 0.1)
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Limit the calls and the closes that may hang, each by itself, from none on."""
+
+    def set_limit(count: int) -> None:
+        for hanging in (ABANDONED, UNCLOSED):
+            monkeypatch.setattr(hanging, "limit", count)
+            monkeypatch.setattr(hanging, "calls", set())
+            monkeypatch.setattr(hanging, "parked", [])
+
+    return set_limit
 
 
 @pytest.fixture
@@ -99,7 +119,8 @@ def test_a_request_without_an_answer_is_given_up(gate) -> None:
 
 
 def test_abandoned_calls_of_a_process_are_bounded_and_counted_off_when_they_return(gate) -> None:
-    hanging = HangingCalls(limit=3)
+    hanging = HangingCalls()
+    hanging.limit = 3
     for _ in range(3):
         with pytest.raises(CallAbandoned):
             call_bounded(gate.wait, 0.05, "stuck", hanging)
@@ -141,25 +162,23 @@ def test_a_stopped_process_does_not_lose_its_patience(monkeypatch: pytest.Monkey
     assert set(waited) == {1.0}
 
 
-def test_closes_that_hang_stop_no_calls(gate) -> None:
-    calls, closes = HangingCalls(limit=2), HangingCalls(limit=2)
+def test_closes_that_hang_stop_no_calls(gate, limit) -> None:
+    limit(2)
     for _ in range(2):
-        client = BoundedClient(Closing(gate), close_s=0.05, calls=calls, closes=closes)
-        client.close()
-    assert len(closes.calls) == 2
-    sound = BoundedClient(Hanging(gate), calls=calls, closes=closes)
-    assert sound.sound("x", timeout=5) == "x"
+        BoundedClient(Closing(gate)).close()
+    assert len(UNCLOSED.calls) == 2
+    assert BoundedClient(Hanging(gate)).sound("x", timeout=5) == "x"
 
 
-def test_calls_that_hang_stop_no_closes(gate) -> None:
-    calls, closes = HangingCalls(limit=2), HangingCalls(limit=2)
+def test_calls_that_hang_stop_no_closes(gate, limit) -> None:
+    limit(2)
     for _ in range(2):
         with pytest.raises(CallAbandoned):
-            BoundedClient(Hanging(gate), calls=calls, closes=closes).stuck()
+            BoundedClient(Hanging(gate)).stuck()
     gate_is_open = threading.Event()
     gate_is_open.set()
     closing = Closing(gate_is_open)
-    client = BoundedClient(closing, calls=calls, closes=closes)
+    client = BoundedClient(closing)
     with pytest.raises(CallAbandoned, match="so sound is not made: restart the Python process"):
         client.sound()
     client.close()
@@ -196,7 +215,7 @@ class Heavy:
 
 def test_a_client_whose_request_has_no_answer_is_not_freed_by_who_waits(gate) -> None:
     freed_in: list[int] = []
-    guarded = BoundedClient(Heavy(gate, freed_in), close_s=0.1)
+    guarded = BoundedClient(Heavy(gate, freed_in))
     with pytest.raises(CallAbandoned, match="list_offsets"):
         guarded.wait(Future[Any](), 0.05, "list_offsets")
     assert guarded.is_abandoned
@@ -205,15 +224,16 @@ def test_a_client_whose_request_has_no_answer_is_not_freed_by_who_waits(gate) ->
 
 
 def test_a_client_that_may_not_be_closed_is_kept_for_ever(
-    gate, caplog: pytest.LogCaptureFixture
+    gate, limit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    none, freed_in = HangingCalls(limit=0), list[int]()
-    guarded = BoundedClient(Heavy(gate, freed_in), calls=none, closes=none)
+    freed_in = list[int]()
+    limit(0)
+    guarded = BoundedClient(Heavy(gate, freed_in))
     with pytest.raises(CallAbandoned, match="restart the Python process"):
         guarded.sound()
     assert (freed_in, guarded.is_abandoned) == ([], False)
     guarded.close()
-    assert (freed_in, len(none.parked)) == ([], 1)
+    assert (freed_in, len(UNCLOSED.parked)) == ([], 1)
     assert "is not closed" in caplog.text
     gate.set()
 
@@ -257,6 +277,6 @@ def test_a_client_that_hangs_when_it_is_freed_holds_nobody_up(
             gate.wait()
 
     began_s = time.monotonic()
-    BoundedClient(Heavy(), close_s=0.1).close()
+    BoundedClient(Heavy()).close()
     assert time.monotonic() - began_s < 5
     assert "left behind" in caplog.text

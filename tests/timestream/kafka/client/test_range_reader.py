@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import BrokerUnreachable, DataLost, OptionError
+from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult, Pool
 from pyspark_timestream.kafka.client.errors import BrokerFailure, ClientLog, RetryBudget
 from pyspark_timestream.kafka.client.range_reader import CommittedClock, RangeReader, acquire_reader
@@ -286,15 +287,18 @@ def test_an_answer_that_should_have_passed_is_the_message(clock) -> None:
 
 
 def acquiring(
-    create_consumer: Callable[..., Scripted],
+    monkeypatch: pytest.MonkeyPatch, create_consumer: Callable[..., Scripted]
 ) -> Callable[[], AbstractContextManager[RangeReader]]:
     """Take a reader from a pool of its own."""
-    pool: Pool[RangeReader] = Pool(max_idle=4, idle_s=300)
     create = partial(RangeReader, create_consumer=create_consumer, budget=Clock().patience)
-    return lambda: acquire_reader(OPTIONS, "g", pool=pool, create=create)
+    monkeypatch.setattr(range_reader, "_POOL", Pool(max_idle=4, idle_s=300))
+    monkeypatch.setattr(range_reader, "RangeReader", create)
+    return lambda: acquire_reader(OPTIONS, "g")
 
 
-def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails() -> None:
+def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[Scripted] = []
 
     def new_consumer(*_: object) -> Scripted:
@@ -305,7 +309,7 @@ def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails() -> N
         )
         return made[-1]
 
-    acquire = acquiring(new_consumer)
+    acquire = acquiring(monkeypatch, new_consumer)
     later = OffsetRange(SPAN.partition, 20, 30)
     for span in (SPAN, later, SPAN):
         with acquire() as reader:
@@ -319,7 +323,9 @@ def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails() -> N
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_a_consumer_that_is_replaced_is_closed_once(is_refused: bool) -> None:
+def test_a_consumer_that_is_replaced_is_closed_once(
+    monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
     # A refusal of offset 18, which exists, is out of date.
     made: list[Scripted] = []
     scripts = [[PollResult(None, 18, (lost(18),))], [PollResult(None, 20, ())]]
@@ -330,7 +336,7 @@ def test_a_consumer_that_is_replaced_is_closed_once(is_refused: bool) -> None:
         made.append(Scripted(iter(scripts[len(made)])))
         return made[-1]
 
-    acquire = acquiring(new_consumer)
+    acquire = acquiring(monkeypatch, new_consumer)
     refused = pytest.raises(OptionError) if is_refused else contextlib.nullcontext()
     with refused, acquire() as reader:
         assert list(reader.read(SPAN, ColumnSet())) == []

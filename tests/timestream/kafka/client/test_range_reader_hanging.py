@@ -17,15 +17,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client import bounded, broker
+from pyspark_timestream.kafka.client import bounded, broker, range_reader
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.consumer import PollResult, Pool
 from pyspark_timestream.kafka.client.range_reader import (
     CommittedClock,
     Prefetcher,
     RangeReader,
+    _BoundedConsumer,
     acquire_reader,
-    bound_consumer,
 )
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -247,9 +247,10 @@ def acquire(
 ) -> Callable[[Any], AbstractContextManager[RangeReader]]:
     """Take a reader from a pool of its own."""
     monkeypatch.setattr("pyspark_timestream.kafka.client.range_reader.COMMIT_TIMEOUT_S", 0.05)
-    pool: Pool[RangeReader] = Pool(max_idle=4, idle_s=300)
-    create = partial(RangeReader, create_consumer=lambda *_: bound_consumer(Records(cluster)))
-    return lambda wanted: acquire_reader(wanted, "g", pool=pool, create=create)
+    create = partial(RangeReader, create_consumer=lambda *_: _BoundedConsumer(Records(cluster)))
+    monkeypatch.setattr(range_reader, "_POOL", Pool(max_idle=4, idle_s=300))
+    monkeypatch.setattr(range_reader, "RangeReader", create)
+    return lambda wanted: acquire_reader(wanted, "g")
 
 
 def offsets(reader: RangeReader) -> list[int]:
@@ -286,7 +287,9 @@ def test_a_range_whose_calls_never_return_ends_by_name_and_its_reader_is_not_use
         assert offsets(reader) == [*range(10, 20)]
 
 
-def test_small_ranges_whose_calls_never_return_are_read_one_by_one(cluster: Cluster) -> None:
+def test_small_ranges_whose_calls_never_return_are_read_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+) -> None:
     class Fetching:
         def __init__(self, *_: Any, **__: Any) -> None:
             cluster.made["consumer"] += 1
@@ -303,7 +306,9 @@ def test_small_ranges_whose_calls_never_return_are_read_one_by_one(cluster: Clus
         def close(self) -> None:
             cluster.meet("close")
 
-    reader = Prefetcher(options(), "g", create=Fetching, max_stall_s=0.1)
+    monkeypatch.setattr(range_reader, "Consumer", Fetching)
+    monkeypatch.setattr(range_reader, "_MAX_STALL_S", 0.1)
+    reader = Prefetcher(options(), "g")
     spans = [OffsetRange(Partition("t", number), 0, 2) for number in range(2)]
     for number, name in enumerate(("assign", "consume", "unassign"), 1):
         cluster.hanging[name] = 1

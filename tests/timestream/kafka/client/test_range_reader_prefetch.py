@@ -3,11 +3,15 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
+import pytest
 from confluent_kafka import KafkaError, Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_timestream.kafka.client import consumer as consumer_module
+from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.consumer import MessageConsumer
 from pyspark_timestream.kafka.client.errors import ClientLog
 from pyspark_timestream.kafka.client.range_reader import (
@@ -173,7 +177,9 @@ def test_records_of_unknown_size_and_too_large_ones_are_not_read_at_once() -> No
     assert choose_small_ranges(spans, lambda _: 10_000_000.0) == []
 
 
-def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once() -> None:
+def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     known, in_turn, at_once = CompressionStats(), [], []
 
     def read(span: OffsetRange, needs: ColumnSet) -> Iterator[RecordBlock]:
@@ -189,16 +195,16 @@ def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once() -> None
 
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     spans = [OffsetRange(part(number), 0, 2) for number in range(5)]
-    reading = prefetch_small_ranges(
-        given, "g", spans, ColumnSet(), read, stats=known, fetch=read_at_once
-    )
+    monkeypatch.setattr(range_reader, "get_compression_stats", lambda _: known)
+    monkeypatch.setattr(range_reader, "_fetch_ranges", read_at_once)
+    reading = prefetch_small_ranges(given, "g", spans, ColumnSet(), read)
     for span in spans:
         assert list(reading(span, ColumnSet())) == []
     # What did not come whole is read by itself.
     assert (in_turn, at_once) == ([0, 1], [[1, 2, 3, 4]])
 
 
-def test_prefetch_waits_until_held_ranges_are_delivered() -> None:
+def test_prefetch_waits_until_held_ranges_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once: list[int] = []
 
     def read_at_once(
@@ -211,9 +217,9 @@ def test_prefetch_waits_until_held_ranges_are_delivered() -> None:
     known.note("t", 0, 10_000_000, 10)
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     spans = [OffsetRange(part(number), 0, 1) for number in range(100)]
-    reading = prefetch_small_ranges(
-        given, "g", spans, ColumnSet(), lambda *_: iter(()), stats=known, fetch=read_at_once
-    )
+    monkeypatch.setattr(range_reader, "get_compression_stats", lambda _: known)
+    monkeypatch.setattr(range_reader, "_fetch_ranges", read_at_once)
+    reading = prefetch_small_ranges(given, "g", spans, ColumnSet(), lambda *_: iter(()))
     # A task takes them in another order than that in which they are chosen.
     for span in [spans[0], *reversed(spans[1:])]:
         assert list(reading(span, ColumnSet())) == []
@@ -245,9 +251,12 @@ class Fetcher:
         return found
 
 
-def test_paused_consumer_frees_records_fetched_past_a_range() -> None:
+def test_paused_consumer_frees_records_fetched_past_a_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fetcher = Fetcher({}, None)
-    consumer = MessageConsumer({}, ClientLog({}), create=lambda *_, **__: fetcher)
+    monkeypatch.setattr(consumer_module, "Consumer", lambda *_, **__: fetcher)
+    consumer = MessageConsumer({}, ClientLog({}))
     consumer.seek(part(0), 0)
     fetcher.queue = [Said(part(0), at) for at in range(9)]
     assert consumer.poll(OffsetRange(part(0), 0, 2), 0, ColumnSet(), 1).reached == 2
@@ -255,9 +264,10 @@ def test_paused_consumer_frees_records_fetched_past_a_range() -> None:
     assert (fetcher.state, fetcher.queue) == ("at rest", [])
 
 
-def test_errors_among_records_are_separated() -> None:
+def test_errors_among_records_are_separated(monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = Fetcher({}, None)
-    consumer = MessageConsumer({}, ClientLog({}), create=lambda *_, **__: fetcher)
+    monkeypatch.setattr(consumer_module, "Consumer", lambda *_, **__: fetcher)
+    consumer = MessageConsumer({}, ClientLog({}))
     consumer.seek(part(0), 0)
     wrong = Said(part(0), 1, KafkaError._BAD_MSG)
     fetcher.queue = [Said(part(0), 0), wrong, Said(part(0), 2), end(0, 5)]
@@ -266,15 +276,14 @@ def test_errors_among_records_are_separated() -> None:
     assert [(p.error.code(), p.offset) for p in taken.errors] == [(KafkaError._BAD_MSG, 1)]
 
 
-def test_a_slow_first_connection_serves_the_next_batch() -> None:
+def test_a_slow_first_connection_serves_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Fetcher] = []
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
-    reader = Prefetcher(
-        read_kafka_options(given),
-        "g",
-        create=lambda config, logger: made.append(Fetcher(config, logger)) or made[-1],
-        clock=lambda: made[-1].now_s if made else 0,
-    )
+    create = lambda config, logger: made.append(Fetcher(config, logger)) or made[-1]  # noqa: E731
+    clock = SimpleNamespace(monotonic=lambda: made[-1].now_s if made else 0)
+    monkeypatch.setattr(range_reader, "Consumer", create)
+    monkeypatch.setattr(range_reader, "time", clock)
+    reader = Prefetcher(read_kafka_options(given), "g")
     spans = [OffsetRange(part(number), 0, 2) for number in range(2)]
     assert reader.read(spans, ColumnSet()) == {}
     (fetcher,) = made

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from timestream.builders import at
@@ -18,7 +19,7 @@ class Asked:
         self.gate = threading.Event()
         self.gate.set()
         self.fails = False
-        self.listing = PartitionCache(self.ask, lambda: self.now_s)
+        self.listing = PartitionCache(self.ask)
 
     def ask(self):
         self.threads.append(threading.current_thread())
@@ -38,8 +39,16 @@ class Asked:
             thread.join(60)
 
 
-def test_a_batch_never_waits_for_a_listing_that_is_renewed():
-    broker = Asked()
+@pytest.fixture
+def broker(monkeypatch):
+    """The clock of the cache is the broker's."""
+    asked = Asked()
+    clock = SimpleNamespace(monotonic=lambda: asked.now_s)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.trackers.time", clock)
+    return asked
+
+
+def test_a_batch_never_waits_for_a_listing_that_is_renewed(broker):
     assert broker.listing.get() == [at(0)]
     assert broker.threads == [threading.current_thread()]
     broker.gate.clear()
@@ -58,16 +67,14 @@ def test_a_batch_never_waits_for_a_listing_that_is_renewed():
 
 
 @pytest.mark.parametrize(("now_s", "fresh"), [(0.1, True), (2.5, False)])
-def test_fresh_partitions_are_requested_at_once(now_s, fresh):
-    broker = Asked()
+def test_fresh_partitions_are_requested_at_once(broker, now_s, fresh):
     broker.listing.get()
     broker.now_s = now_s
     assert broker.listing.get(fresh) == [at(0), at(1)]
     assert set(broker.threads) == {threading.current_thread()}
 
 
-def test_an_answer_that_is_overtaken_by_a_newer_one_does_not_count():
-    broker = Asked()
+def test_an_answer_that_is_overtaken_by_a_newer_one_does_not_count(broker):
     broker.listing.get()
     broker.gate.clear()
     broker.now_s = 1.5
@@ -78,8 +85,7 @@ def test_an_answer_that_is_overtaken_by_a_newer_one_does_not_count():
     assert broker.listing.get() == newest
 
 
-def test_a_failure_in_the_background_counts_only_if_the_broker_stays_away():
-    broker = Asked()
+def test_a_failure_in_the_background_counts_only_if_the_broker_stays_away(broker):
     broker.listing.get()
     broker.fails, broker.now_s = True, 1.5
     broker.listing.get()
