@@ -18,6 +18,7 @@ loses an edit that another writer made meanwhile.
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,15 +44,24 @@ from pyspark_tseries.maintain.corrections import (
     read_withdrawn,
 )
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE
-from pyspark_tseries.model.columns import INSTANT, list_python_values, originals_of, result_schema
+from pyspark_tseries.model.columns import (
+    INSTANT,
+    check_text,
+    list_python_values,
+    originals_of,
+    result_schema,
+)
 from pyspark_tseries.model.properties import AccessCheck
-from pyspark_tseries.model.ranges import Query, RetainedRange, format_range
+from pyspark_tseries.model.ranges import Query
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.spark.query_checks import (
     QueryIdentity,
     RecordStream,
+    check_window_columns,
+    refuse_limit,
+    refuse_other_reasons,
     refuse_other_streams,
     refuse_other_windows,
     refuse_without_ctis,
@@ -84,6 +94,9 @@ _ROW: Final = "tseries row"
 _US: Final = "tseries us"
 _CORRECTED_US: Final = "tseries corrected us"
 _COUNT: Final = "tseries count"
+_NAN: Final = "tseries nan"
+_WIDE: Final = pa.decimal128(38)
+"""The type in which integers are added."""
 _LEFT: Final = "tseries left"
 
 
@@ -168,18 +181,13 @@ def merge_windows(
     arrow_rules = {name: how for name, how in merges.items() if isinstance(how, str)}
     arrow_rules[LATE_COUNT] = "sum"
     functions = {name: how for name, how in merges.items() if callable(how)}
-    numbered = _number(windows.select([*keys, *arrow_rules]), _ROW)
-    if functions:
-        arrow_rules[_ROW] = "list"  # Which rows are merged, for the functions.
-    grouped = numbered.group_by(list(keys), use_threads=False).aggregate(list(arrow_rules.items()))
-    # A key may be called like a result with its rule, such as `rides_sum`.
-    grouped = grouped.rename_columns([*keys, *arrow_rules])
+    grouped = _aggregate(windows.select([*keys, *arrow_rules]), arrow_rules, keys)
     rows_of_windows = grouped[_ROW].to_pylist() if functions else []
     columns = {key: grouped[key] for key in keys}
     for name in windows.column_names:
         data_type = windows[name].type
         if name in arrow_rules:
-            columns[name] = grouped[name].cast(data_type)
+            columns[name] = _fit(grouped[name], name, data_type)
         elif name in functions:
             step = (
                 "merge it by 'min' or 'max', or cast it to a number. Nothing of the batch is stored"
@@ -188,9 +196,68 @@ def merge_windows(
             folded = [
                 _fold([values[row] for row in rows], functions[name]) for rows in rows_of_windows
             ]
-            columns[name] = pa.chunked_array([pa.array(folded, data_type)])
+            columns[name] = _fit(folded, name, data_type)
     merged = pa.table(columns, windows.schema)
     return merged.sort_by([(key, "ascending") for key in keys]).combine_chunks()
+
+
+def _aggregate(windows: pa.Table, rules: Mapping[str, str], keys: tuple[str, str]) -> pa.Table:
+    """Merge the rows of each window as Spark would all its rows, with the list of them in `_ROW`.
+
+    Arrow's own sum of integers goes round where 64 bits end, and its maximum passes over a NaN.
+    """
+    columns = {name: windows[name] for name in windows.column_names}
+    aggregations = []
+    has_nan = {}
+    for name, how in rules.items():
+        data_type = windows[name].type
+        if how == "sum" and pa.types.is_integer(data_type):
+            columns[name] = windows[name].cast(_WIDE)
+        if how == "max" and pa.types.is_floating(data_type):
+            has_nan[name] = f"{_NAN} {name}"
+            columns[has_nan[name]] = pc.fill_null(pc.is_nan(windows[name]), False)
+            aggregations.append((has_nan[name], "any"))
+        aggregations.append((name, how))
+    try:
+        grouped = (
+            _number(pa.table(columns), _ROW)
+            .group_by(list(keys), use_threads=False)
+            .aggregate([*aggregations, (_ROW, "list")])
+        )
+    except pa.ArrowNotImplementedError:
+        types = ", ".join(
+            f"'{name}' ({windows[name].type}) by '{how}'"
+            for name, how in rules.items()
+            if name != LATE_COUNT
+        )
+        raise IncompatibleValue(
+            f"a rule cannot merge the results of its type, among {types}",
+            "'sum' of numbers, 'min' and 'max' of what has an order, or a function of both results",
+            "give it another rule. Nothing of the batch is stored",
+        ) from None
+    # A key may be called like a result with its rule, such as `rides_sum`.
+    grouped = grouped.rename_columns([*keys, *(name for name, _ in aggregations), _ROW])
+    for name, flags in has_nan.items():
+        values = pc.if_else(grouped[flags], pa.scalar(math.nan, grouped[name].type), grouped[name])
+        grouped = grouped.set_column(grouped.column_names.index(name), name, values)
+    return grouped
+
+
+def _fit(
+    results: pa.ChunkedArray | list[Any], name: str, data_type: pa.DataType
+) -> pa.ChunkedArray:
+    """Return merged results in their column's type."""
+    try:
+        if isinstance(results, list):
+            return pa.chunked_array([pa.array(results, data_type)])
+        return results.cast(data_type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise IncompatibleValue(
+            f"a merged result of column '{name}' does not fit {data_type}: {error}",
+            f"results that {data_type} holds",
+            "widen the column (TimeSeries.widen_columns), and cast the aggregate to its new type. "
+            "Nothing of the batch is stored",
+        ) from None
 
 
 def _number(table: pa.Table, name: str) -> pa.Table:
@@ -253,7 +320,7 @@ class Corrections(Revision):
         windows = self._find_originals(in_force)
         self._compare_windows(in_force)
         if self.is_first:
-            _refuse_other_reasons(in_force.take(windows[_ROW].drop_null()))
+            refuse_other_reasons(in_force.take(windows[_ROW].drop_null()))
         is_hidden = self._find_hidden(windows, in_force, context.index)
         self.hidden = windows.filter(is_hidden).select(self.windows.column_names)
         windows = windows.filter(pc.invert(is_hidden))
@@ -383,13 +450,15 @@ class Corrections(Revision):
         An erased event has lost its window's start. If the writing query made it, its timestamp is
         that of the window; if a correction did, perhaps late, the window may be any before it.
         """
-        if not snapshot.has_erasures:
-            return pa.repeat(pa.scalar(False), windows.num_rows)
         series, window = self.rules.keys
+        empty = in_force.filter(in_force[window].is_null())
+        may_be = snapshot.has_erasures and empty.num_rows and windows[_ORIGINAL].null_count
+        if not may_be:
+            return pa.repeat(pa.scalar(False), windows.num_rows)
         is_erased = flag_erased(
-            snapshot.location, snapshot.metadata.erasure, in_force["series"], in_force["sequence"]
+            snapshot.location, snapshot.metadata.erasure, empty["series"], empty["sequence"]
         )
-        erased = in_force.filter(pa.array(is_erased))
+        erased = empty.filter(pa.array(is_erased))
         is_correction = pc.equal(erased["author"].cast(pa.string()), self.rules.author)
         erased_us = erased["timestamp"].cast(pa.int64())
         bounds = pa.table(
@@ -429,33 +498,6 @@ class Corrections(Revision):
             **{name: rows[name] for name in self.rules.merges},
         }
         return stage_columns(columns, rows.num_rows, staged_schema(self.values))
-
-
-def refuse_limit(retained: RetainedRange, root: str) -> None:
-    """Refuse a store in which a correction hides the window that it corrects."""
-    if retained.limit is not None:
-        raise UpdateFailed(
-            f"the store '{root}' has the retained range '{format_range(retained)}', which counts "
-            "edits too: each correction would hide an older window, or its own",
-            "a retained range without 'limit', such as 'unlimited' or 'last 30D'",
-            "create the store with such a retainedRange, or change it with "
-            "TimeSeries.set_retained_range; windows that are hidden already are not corrected",
-        )
-
-
-def _refuse_other_reasons(in_force: pa.Table) -> None:
-    """Refuse to write over a user's column that happens to be called `reason`."""
-    is_reason = pc.and_(in_force[REASON_COLUMN].is_valid(), in_force["original_sequence"].is_null())
-    row = pc.index(is_reason, True).as_py()
-    if row >= 0:
-        raise UpdateFailed(
-            f"the column '{REASON_COLUMN}' is not of corrections: in series "
-            f"'{in_force['series'][row]}' it is '{in_force[REASON_COLUMN][row]}', and the store "
-            "has no corrections yet",
-            f"a store whose column '{REASON_COLUMN}' is null in what others write",
-            "write these values to a column of another name, in a new store. Nothing of the batch "
-            "is stored",
-        )
 
 
 def _check_aggregates(aggregates: Mapping[str, tuple[Column, MergeRule]]) -> None:
@@ -533,7 +575,7 @@ def correct_late(
     location = parse_location(store, storage_options)
     with explained_failures(location):
         opened = Store.open(location)
-        _check_columns(opened, start, list(aggregates))
+        check_window_columns(opened, start, list(aggregates))
         refuse_limit(opened.settings.retained, opened.root)
         refuse_without_ctis(opened)
         AccessCheck(opened.settings.policy, author).require("update", "correct windows")
@@ -585,35 +627,14 @@ def _check_violation(late: DataFrame) -> None:
     )
 
 
-def _check_columns(store: Store, start: str, results: list[str]) -> None:
-    types = {field.name: field.type for field in store.values}
-    missing = [name for name in (start, *results) if name not in types]
-    if missing or types[start] != INSTANT:
-        name = missing[0] if missing else start
-        raise IncompatibleValue(
-            f"the store '{store.root}' has no value column '{name}'"
-            + ("" if missing else " of timestamps"),
-            ", ".join(f"'{field}' {data_type}" for field, data_type in types.items()) or "none",
-            "let the query that writes the windows select it, such as "
-            "F.col('window.start').alias('window_start')",
-        )
-    if types.get(REASON_COLUMN, pa.string()) != pa.string():
-        raise IncompatibleValue(
-            f"the store '{store.root}' has a column '{REASON_COLUMN}' of type "
-            f"{types[REASON_COLUMN]}",
-            f"a store whose '{REASON_COLUMN}' is a text, and null in what others write",
-            "let the query that writes the windows give that column another name",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Basis:
     """The basis of one batch's decisions: the store's CTI, and the oldest window to correct.
 
     `compared` is True once the query's streams were compared with those of the windows; a batch
     that cannot compare them yet lets all windows wait. `authors` are those of all corrections so
-    far, `rows` is the digest of the late rows; `merges` and `window_us` say how the rows were
-    aggregated.
+    far, `rows` is the digest of the late rows, and `commits` is True if there were windows to
+    correct; `merges` and `window_us` say how the rows were aggregated.
     """
 
     cti_us: int | None
@@ -621,6 +642,7 @@ class _Basis:
     authors: tuple[str, ...] = ()
     compared: bool = True
     rows: int | None = None
+    commits: bool = False
     merges: Mapping[str, str] | None = None
     window_us: int | None = None
 
@@ -649,7 +671,7 @@ class _Corrector:
         store = Store.open(self.location)
         self._refuse_withdrawn(query)
         refuse_without_ctis(store)
-        new = new.cast(self._schema(new.schema))
+        new = self._read_windows(new)
         if new[self.rules.keys[0]].null_count:
             raise UpdateFailed(
                 f"column '{self.rules.keys[0]}' is null in late rows",
@@ -667,6 +689,8 @@ class _Corrector:
             )
         waiting = new.slice(0, 0) if before is None else self._continue(*before, new.schema)
         decided, digest = self._read(query, number), digest_rows(new)
+        if decided is not None and self._was_refused(store, query, number, decided[1], digest):
+            decided = None
         if decided is not None:
             basis = decided[1]
             # A batch without windows to correct has no commit with a digest of its rows.
@@ -685,6 +709,7 @@ class _Corrector:
                 basis,
                 authors=authors,
                 rows=digest,
+                commits=step.ready.num_rows > 0,
                 merges=self.rules.name_merges(),
                 window_us=self.rules.window_us,
             )
@@ -716,6 +741,16 @@ class _Corrector:
         is_limited = self.rules.max_age_us is not None and newest_us != NEVER_US
         oldest_us = newest_us - (self.rules.max_age_us or 0) if is_limited else None
         return _Basis(index.metadata.ctis.store_us, oldest_us)
+
+    def _was_refused(
+        self, store: Store, query: str, number: int, basis: _Basis, digest: int
+    ) -> bool:
+        """Return whether a batch with other rows takes the place of one that was not committed.
+
+        It was refused, and the user has cast its aggregates, as the error said.
+        """
+        last = store.transaction(f"{LATE_TOKEN}{query}")
+        return basis.commits and basis.rows != digest and (last is None or last < number)
 
     def _continue(self, waiting: pa.Table, basis: _Basis, schema: pa.Schema) -> pa.Table:
         """Return the windows that wait since the last batch, in the columns of `schema`.
@@ -781,9 +816,22 @@ class _Corrector:
                 "writes the windows. Nothing of the batch is stored",
             )
 
-    def _schema(self, schema: pa.Schema) -> pa.Schema:
-        times = pa.field(self.rules.keys[1], INSTANT)
-        return pa.schema([times if field.name == times.name else field for field in schema])
+    def _read_windows(self, windows: pa.Table) -> pa.Table:
+        """Return Spark's windows in the types of the store's keys."""
+        series, window = self.rules.keys
+        data_type = windows[series].type
+        if not (pa.types.is_string(data_type) or pa.types.is_large_string(data_type)):
+            raise IncompatibleValue(
+                f"column '{series}' of the late rows is {data_type}, and names no series",
+                "a string",
+                f"cast it as the query that writes the windows does: late.withColumn('{series}', "
+                f"F.col('{quote_column(series)}').cast('string')). Nothing of the batch is stored",
+            )
+        for batch in windows.to_batches():
+            check_text(batch, batch.column_names, series, None)
+        types = {series: pa.string(), window: INSTANT}
+        fields = [field.with_type(types.get(field.name, field.type)) for field in windows.schema]
+        return windows.cast(pa.schema(fields))
 
     def _path(self, query: str, number: int) -> str:
         return late_path(self.location, query, f"{number}.arrow")

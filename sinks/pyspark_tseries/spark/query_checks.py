@@ -44,7 +44,14 @@ from pyspark_timestream.core.declarations import quote_setting
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
 from pyspark_timestream.errors import CheckpointUnreadable, name_topics
-from pyspark_tseries.errors import HistoryChanged, StoreMismatch, UpdateFailed
+from pyspark_tseries.errors import (
+    HistoryChanged,
+    IncompatibleValue,
+    StoreMismatch,
+    UpdateFailed,
+)
+from pyspark_tseries.maintain.corrections import REASON_COLUMN
+from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import (
     BATCH_WRITES,
     QUERY_PREFIX,
@@ -52,6 +59,7 @@ from pyspark_tseries.model.commits import (
     CommitId,
     name_writer,
 )
+from pyspark_tseries.model.ranges import RetainedRange, format_range
 from pyspark_tseries.storage.failures import explain_failure
 from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.store.commit_history import (
@@ -365,6 +373,55 @@ def _window_error(
         "windows; sliding windows, and those with a start of their own, are not corrected. Nothing "
         "of the batch is stored",
     )
+
+
+def check_window_columns(store: Store, start: str, results: list[str]) -> None:
+    """Refuse a store that lacks a column of the windows, or has reasons that are not texts."""
+    types = {field.name: field.type for field in store.values}
+    missing = [name for name in (start, *results) if name not in types]
+    if missing or types[start] != INSTANT:
+        name = missing[0] if missing else start
+        raise IncompatibleValue(
+            f"the store '{store.root}' has no value column '{name}'"
+            + ("" if missing else " of timestamps"),
+            ", ".join(f"'{field}' {data_type}" for field, data_type in types.items()) or "none",
+            "let the query that writes the windows select it, such as "
+            "F.col('window.start').alias('window_start')",
+        )
+    if types.get(REASON_COLUMN, pa.string()) != pa.string():
+        raise IncompatibleValue(
+            f"the store '{store.root}' has a column '{REASON_COLUMN}' of type "
+            f"{types[REASON_COLUMN]}",
+            f"a store whose '{REASON_COLUMN}' is a text, and null in what others write",
+            "let the query that writes the windows give that column another name",
+        )
+
+
+def refuse_limit(retained: RetainedRange, root: str) -> None:
+    """Refuse a store in which a correction hides the window that it corrects."""
+    if retained.limit is not None:
+        raise UpdateFailed(
+            f"the store '{root}' has the retained range '{format_range(retained)}', which counts "
+            "edits too: each correction would hide an older window, or its own",
+            "a retained range without 'limit', such as 'unlimited' or 'last 30D'",
+            "create the store with such a retainedRange, or change it with "
+            "TimeSeries.set_retained_range; windows that are hidden already are not corrected",
+        )
+
+
+def refuse_other_reasons(in_force: pa.Table) -> None:
+    """Refuse to write over a user's column that has the name of the reasons."""
+    is_reason = pc.and_(in_force[REASON_COLUMN].is_valid(), in_force["original_sequence"].is_null())
+    row = pc.index(is_reason, True).as_py()
+    if row >= 0:
+        raise UpdateFailed(
+            f"the column '{REASON_COLUMN}' is not of corrections: in series "
+            f"'{in_force['series'][row]}' it is '{in_force[REASON_COLUMN][row]}', and the store "
+            "has no corrections yet",
+            f"a store whose column '{REASON_COLUMN}' is null in what others write",
+            "write these values to a column of another name, in a new store. Nothing of the batch "
+            "is stored",
+        )
 
 
 @dataclass(frozen=True, slots=True)

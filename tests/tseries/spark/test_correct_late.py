@@ -1,9 +1,11 @@
 """Late rows correct windows in a store: like one computation of all rows, in any split, once."""
 
 import json
+import math
 import operator
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -536,6 +538,94 @@ def test_late_row_without_a_series_is_refused(tmp_path):
     Main(tmp_path / "s").write([("a", 0, 5)], 0)
     with pytest.raises(UpdateFailed, match="'series' is null in late rows"):
         plan(tmp_path / "s").correct(windows([(None, 0, 2)]), "q", 0)
+
+
+@pytest.mark.parametrize("data_type", [pa.int64(), pa.binary()])
+def test_series_that_is_no_text_is_refused_with_the_cast(tmp_path, data_type):
+    Main(tmp_path / "s").write([("a", 0, 5)], 0)
+    numbers = windows([("1", 0, 2)]).set_column(0, "series", pa.array(["1"]).cast(data_type))
+    with pytest.raises(IncompatibleValue, match=r"'series' of .*cast\('string'\)"):
+        plan(tmp_path / "s").correct(numbers, "q", 0)
+
+
+def test_series_that_is_no_utf8_is_refused_by_its_column(tmp_path):
+    Main(tmp_path / "s").write([("a", 0, 5)], 0)
+    name = pa.array([b"\xff"]).view(pa.string())
+    late = windows([("a", 0, 2)]).set_column(0, "series", name)
+    with pytest.raises(IncompatibleValue, match=r"column 'series' holds .* which is not UTF-8"):
+        plan(tmp_path / "s").correct(late, "q", 0)
+
+
+def results_of(path, stored, late, data_type, rule):
+    """What a window has whose stored and late results are merged by a rule."""
+    TimeSeries.create(
+        path, {"hour": INSTANT, "result": data_type, "reason": pa.string()}, "unlimited"
+    )
+    store = Store.open(str(path))
+    row = {"series": "a", "timestamp": START, "hour": START, "result": stored}
+    table = pa.Table.from_pylist([row], staged_schema(store.values)).combine_chunks()
+    store.append(Batch(table, "fail", "main", ("tseries:q:main", 0), cti_us=HOUR_US))
+    batch = windows([("a", 0, 1)]).select([*KEYS, LATE_COUNT])
+    batch = batch.append_column("result", pa.array([late], data_type))
+    plan(path, merges={"result": rule}).correct(batch, "q", 0)
+    return TimeSeries.open(path).range_query().select_from("a").to_arrow()["result"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("data_type", "stored", "late", "rule"),
+    [
+        (pa.int64(), 2**63 - 1, 1, "sum"),
+        (pa.int8(), 100, 100, "sum"),
+        (pa.decimal128(3, 1), Decimal("99.9"), Decimal("0.1"), "sum"),
+        (pa.int64(), 2**62, 2, operator.mul),
+        (pa.int64(), 1, 2, lambda a, b: f"{a}{b}x"),
+    ],
+)
+def test_sum_beyond_its_type_is_refused_by_column_and_nothing_is_stored(
+    tmp_path, data_type, stored, late, rule
+):
+    with pytest.raises(IncompatibleValue, match="a merged result of column 'result' does not fit"):
+        results_of(tmp_path / "s", stored, late, data_type, rule)
+    assert TimeSeries.open(tmp_path / "s").describe()["events"] == 1
+
+
+def test_refused_batch_is_taken_once_its_aggregates_are_cast(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5)], 0)
+    late = windows([("a", 0, 2), ("a", 3, 2)])
+    halves = late.set_column(2, "rides", pa.array([1.5, 1.5]))
+    with pytest.raises(IncompatibleValue, match="cast the aggregates to the types of the store"):
+        plan(path).correct(halves, "q", 0)
+    plan(path).correct(late, "q", 0)
+    main.write([("a", 3, 5)], 3)
+    plan(path).correct(windows([]), "q", 1)
+    assert in_force(path) == {("a", 0): (2, 2, 5, 10), ("a", 3): (2, 2, 5, 10)}
+
+
+def test_sum_that_was_refused_is_taken_by_a_wider_column(tmp_path):
+    with pytest.raises(IncompatibleValue, match="widen_columns"):
+        results_of(tmp_path / "s", 2**63 - 1, 1, pa.int64(), "sum")
+    wide = pa.decimal128(20)
+    TimeSeries.open(tmp_path / "s").widen_columns({"result": wide})
+    batch = windows([("a", 0, 1)]).select([*KEYS, LATE_COUNT])
+    batch = batch.append_column("result", pa.array([1]).cast(wide))
+    plan(tmp_path / "s", merges={"result": "sum"}).correct(batch, "q", 0)
+    found = TimeSeries.open(tmp_path / "s").range_query().select_from("a").to_arrow()
+    assert found["result"].to_pylist() == [2**63]
+
+
+def test_rule_that_its_type_does_not_have_is_refused_with_the_types(tmp_path):
+    with pytest.raises(IncompatibleValue, match=r"'result' \(string\) by 'sum'.*another rule"):
+        results_of(tmp_path / "s", "x", "y", pa.string(), "sum")
+
+
+@pytest.mark.parametrize("nan_is_late", [False, True])
+def test_maximum_with_a_nan_is_sparks(tmp_path, nan_is_late):
+    stored, late = (5.0, math.nan) if nan_is_late else (math.nan, 5.0)
+    (high,) = results_of(tmp_path / "high", stored, late, pa.float64(), "max")
+    (low,) = results_of(tmp_path / "low", stored, late, pa.float64(), "min")
+    assert math.isnan(high)
+    assert low == 5
 
 
 def test_two_originals_of_one_window_are_refused_and_nothing_is_stored(tmp_path):
