@@ -357,7 +357,8 @@ def test_the_text_is_refreshed_in_place_as_high_as_the_terminal_and_only_if_it_c
 
     monkeypatch.setattr(command, "_repeat", look_four_times)
     monkeypatch.setattr(command, "read_wall_clock", lambda: NOON)
-    monkeypatch.setattr(command.shutil, "get_terminal_size", lambda _: (80, 9))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "9")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     command._show_text(watched)
     first, again, emptied, empty = screens
