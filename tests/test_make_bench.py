@@ -54,6 +54,7 @@ def test_small_results_are_not_kept_beside_full_ones(
     assert make_bench.results_folder() == make_bench.HERE.parent / ".work" / "bench"
 
 
+@pytest.mark.thorough
 def test_what_takes_too_long_is_ended_with_all_that_it_has_started(
     make_bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_vectorised_times_equal_the_fraction_oracle_at_any_tick(clock, first, le
     assert times.tolist() == [oracle_us(clock, k) for k in range(first, end)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("period", [Fraction(1, 1000), Fraction(1, 3), Fraction(7, 999_983)])
 @pytest.mark.parametrize("first", [0, 10**12 + 1])
 def test_ten_million_ticks_are_exact_to_the_last(period, first):

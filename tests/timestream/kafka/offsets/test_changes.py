@@ -506,6 +506,7 @@ def test_columns_of_a_header_that_is_added_are_null_where_an_older_batch_is_run_
     assert query.rows[-1]
 
 
+@pytest.mark.thorough
 def test_offsets_with_changes_that_are_damaged_anywhere_are_planned_from_or_refused_by_name():
     logs = Logs("topic")
     query = Changing(logs, startTime="header:t", ctiFrequency="1", ctiDelay="5 s", writers=None)

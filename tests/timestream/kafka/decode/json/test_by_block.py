@@ -138,6 +138,7 @@ def test_a_long_block_of_good_values_is_not_disturbed_by_a_bad_one(bad, place):
     assert found[place : place + len(bad)] == [row for value in bad for row in rows([value])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("every", "most_calls"), [(1, 12), (7, 40), (100, 400), (1_000, 120)])
 @pytest.mark.parametrize("bad", [{"i": "x"}, {"d": [1]}])
 def test_many_bad_values_do_not_make_arrow_start_over_for_each(every, most_calls, bad, monkeypatch):

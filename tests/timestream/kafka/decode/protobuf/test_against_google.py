@@ -133,6 +133,7 @@ def test_thousands_of_random_messages_are_read_as_googles_library_reads_them(syn
     assert min(reasons.count(each) for each in (FINE, SYNTAX, TYPE)) > 100
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])
 @pytest.mark.parametrize("tail", HOSTILE, ids=lambda tail: tail[:12].hex())
 def test_hostile_bytes_are_refused_where_googles_library_refuses_them(syntax, tail):
