@@ -688,6 +688,7 @@ class _Corrector:
                 "corrections of this query",
             )
         waiting = new.slice(0, 0) if before is None else self._continue(*before, new.schema)
+        is_new = self.location.identity(self._path(query, number)) is None
         decided, digest = self._read(query, number), digest_rows(new)
         if decided is not None and self._was_refused(store, query, number, decided[1], digest):
             decided = None
@@ -713,7 +714,11 @@ class _Corrector:
                 merges=self.rules.name_merges(),
                 window_us=self.rules.window_us,
             )
-            self._write(query, number, step.waiting, noted)
+            try:
+                self._write(query, number, step.waiting, noted, is_new=is_new)
+            except FileExistsError:
+                # Another driver of the query has decided meanwhile, perhaps by another CTI.
+                return self.correct(new, query, number, find_streams)
         self._warn_left_out(
             step.too_old, "is further before the store's newest window than max_age"
         )
@@ -846,12 +851,15 @@ class _Corrector:
         basis = json.loads((table.schema.metadata or {})[BASIS_KEY])
         return table.replace_schema_metadata(None), _Basis(**basis)
 
-    def _write(self, query: str, number: int, waiting: pa.Table, basis: "_Basis") -> None:
+    def _write(
+        self, query: str, number: int, waiting: pa.Table, basis: "_Basis", *, is_new: bool
+    ) -> None:
         note = {BASIS_KEY: json.dumps(dataclasses.asdict(basis)).encode()}
         noted, content = waiting.replace_schema_metadata(note), pa.BufferOutputStream()
         with pa.ipc.new_file(content, noted.schema) as writer:
             writer.write_table(noted)
-        self.location.replace_whole(self._path(query, number), content.getvalue().to_pybytes())
+        path = self._path(query, number)
+        self.location.replace_whole(path, content.getvalue().to_pybytes(), new=is_new)
 
     def _warn_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:
