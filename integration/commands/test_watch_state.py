@@ -9,7 +9,6 @@ from itertools import product
 import pyspark.sql.functions as F
 import pytest
 from kafka_query import event
-from lengths import outside_ci
 from pyspark.sql import SparkSession
 
 from pyspark_timestream import advance_time
@@ -44,11 +43,9 @@ CHANGELOGS = {**ROCKSDB, f"{STORE}.rocksdb.changelogCheckpointing.enabled": "tru
 
 
 PROVIDERS = {"map": {}, "rocksdb": ROCKSDB, "changelogs": CHANGELOGS}
-CASES = [("rocksdb", join)]
-"""The most files of all; tests/timestream/commands/watch/test_state_files.py has any changes,
-snapshots and changelogs of all providers, as they are written."""
-
-OTHERS = [each for each in product(PROVIDERS, (count, distinct, join)) if each not in CASES]
+CASES = list(product(PROVIDERS, (count, distinct, join)))
+"""CI has any changes, snapshots and changelogs of all providers, as they are written, in
+tests/timestream/commands/watch/test_state_files.py."""
 
 
 @pytest.fixture
@@ -61,9 +58,8 @@ def provider(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[No
         spark.conf.unset(name)
 
 
-@pytest.mark.parametrize(
-    ("provider", "operator"), [*CASES, *outside_ci(*OTHERS)], indirect=["provider"]
-)
+@pytest.mark.outside_ci
+@pytest.mark.parametrize(("provider", "operator"), CASES, indirect=["provider"])
 @pytest.mark.usefixtures("provider")
 def test_the_rows_of_state_are_those_that_spark_counts(
     spark: SparkSession, stream, operator

@@ -59,6 +59,7 @@ def test_a_batch_read_tells_beforehand_what_a_delay_drops(
     assert "a delay of 100 minutes loses 14" in " ".join(Path(PAGE).read_text().split())
 
 
+@pytest.mark.outside_ci
 def test_a_partition_that_lags_loses_its_rows_to_a_watermark_and_none_to_ctis(
     both: tuple[Source, Source], broker: Broker, topic: Callable[..., str]
 ) -> None:

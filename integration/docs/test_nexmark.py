@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from broker import Broker
-from lengths import with_rest_outside_ci
 from nexmark.answers import Differences, answer, differences, is_exact
 from nexmark.events import PARTITIONS, Load, sample_lines
 from nexmark.queries import QUERIES
@@ -70,10 +69,6 @@ class Bench:
         return differences(wanted, query, load, self.place)
 
 
-IN_CI = ("q5",)
-"""Windows with a self-join."""
-
-
 @pytest.fixture
 def bench(spark: SparkSession, filled_topic: Fill, events: Path, tmp_path: Path) -> Bench:
     return Bench(spark, filled_topic, events, tmp_path)
@@ -87,7 +82,8 @@ def test_nexmark_folded_in_the_source_is_exact(bench: Bench, topic: tuple[str, s
     assert is_exact(found)
 
 
-@pytest.mark.parametrize("query", with_rest_outside_ci(QUERIES, IN_CI))
+@pytest.mark.outside_ci
+@pytest.mark.parametrize("query", QUERIES)
 def test_nexmark_with_a_lagging_partition_is_exact(bench: Bench, query: str) -> None:
     found = bench.compare("timestream", query, "lagging", "json", 3)
     assert found.rows > 0

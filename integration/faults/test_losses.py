@@ -48,6 +48,7 @@ def found(rows: list[Row]) -> list[tuple[str, int, str | None]]:
     return sorted((row.topic, row.offset, row.violation) for row in rows if row.cti is None)
 
 
+@pytest.mark.outside_ci
 def test_a_topic_that_was_hidden_is_read_on_where_it_was_and_no_row_comes_twice(
     spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def values(place: Path, series: str = "a") -> list[object]:
     return [row["value"] for row in stored(place / "s")[series]]
 
 
+@pytest.mark.outside_ci
 def test_an_older_checkpoint_is_refused_and_a_newer_one_or_new_input_goes_on(
     spark: SparkSession, tmp_path: Path, source: DataFrame
 ) -> None:

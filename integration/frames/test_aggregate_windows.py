@@ -158,6 +158,7 @@ def test_folded_windows_are_those_of_the_plain_query_over_restarts(
     check_with_duckdb(advance_time(batch.load()).collect(), results["folded"], window, slide)
 
 
+@pytest.mark.outside_ci
 def test_windows_of_folded_intervals_are_those_of_records_in_the_same_batch(stream) -> None:
     columns = f"{FIELDS}, start_time timestamp, cti timestamp"
     options = {"ctiFrequency": "1 second", "valueFormat": "json", **CASES["drop"]}

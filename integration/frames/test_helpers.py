@@ -154,6 +154,7 @@ def test_flagged_rows_and_rows_at_the_cti_wait_or_stay_out(stream) -> None:
     assert rows[0].asDict().keys() == {"id", "start_time", "violation", "batch"}
 
 
+@pytest.mark.outside_ci
 def test_windows_over_ordered_rows_lose_none_of_them(stream, spark) -> None:
     clock = spark.readStream.format("timestream").options(
         timeZero="2024-01-01T00:00:00Z", rate="max", maxCount="40", maxTicksPerTrigger="10"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from broker import Broker, Record
 from kafka_query import DAY_MS, event
-from lengths import outside_ci, repetitions, with_rest_outside_ci
+from lengths import repetitions
 from scheduled_job import Job
 
 pytestmark = pytest.mark.timeout(300)
@@ -112,8 +112,9 @@ def plain(broker: Broker, filled: str) -> Callable[[str], Job]:
     return run
 
 
-@pytest.mark.parametrize("kind", with_rest_outside_ci(TIMES, ["pace"]))
-@pytest.mark.parametrize("limit", [None, *outside_ci("2000")])
+@pytest.mark.outside_ci
+@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize("limit", [None, "2000"])
 def test_an_aligned_backfill_reads_side_by_side_and_gives_the_same_rows(
     broker: Broker, filled: str, plain: Callable[[str], Job], kind: str, limit: str | None
 ) -> None:

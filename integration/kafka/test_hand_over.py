@@ -70,6 +70,7 @@ def read_offsets(made: Stream) -> list[dict[str, Any]]:
     return [drop(json.loads(text.splitlines()[-1], object_hook=drop)) for text in texts]
 
 
+@pytest.mark.outside_ci
 def test_handed_batches_have_the_rows_ctis_and_offsets_of_tasks(stream) -> None:
     by_task = stream("tasks", maxOffsetsPerTrigger=12, maxDriverRecords=0)
     handed = stream("handed", maxOffsetsPerTrigger=12)

@@ -347,6 +347,7 @@ def test_one_reader_reads_many_ranges_and_forgets_the_one_before(
         next(reader.read(OffsetRange(Partition(name, 0), 0, 10_000), EVERYTHING))
 
 
+@pytest.mark.outside_ci
 def test_a_killed_broker_costs_time_and_no_record(
     stoppable_broker: Broker, paths: Paths, topic: Topic
 ) -> None:

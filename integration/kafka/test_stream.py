@@ -475,6 +475,7 @@ def test_rows_at_exactly_the_cti_survive_deduplication(stream) -> None:
     assert sorted(row.id for row in unique) == [1, 2, 3]
 
 
+@pytest.mark.outside_ci
 def test_rows_at_exactly_the_cti_survive_a_stream_stream_join(stream) -> None:
     schema = {"schema": "id long, start_time timestamp, cti timestamp", "valueFormat": "json"}
     left = stream([event(10, id=1), event(20, id=2), event(20, id=3)], ctiFrequency=1, **schema)

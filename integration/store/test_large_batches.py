@@ -53,6 +53,7 @@ def commits_of_files(store: Path) -> dict[int, int]:
     return dict(Counter(int(name.split("-")[0]) for name in names))
 
 
+@pytest.mark.outside_ci
 @pytest.mark.timeout(300)
 def test_tasks_write_a_large_batch_and_a_restart_adds_nothing(
     spark: SparkSession, tmp_path: Path

@@ -30,6 +30,7 @@ def read(spark: SparkSession, given: Bucket, path: str, **options: str) -> list[
     return sorted((row.series, row.sequence, row.value) for row in frame.collect())
 
 
+@pytest.mark.outside_ci
 def test_batches_are_appended_edited_and_read(
     spark: SparkSession,
     bucket: Bucket,  # noqa: F811 the fixture

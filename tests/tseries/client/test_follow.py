@@ -568,6 +568,7 @@ def run_with_kills(store, tmp_path, kills, chance):
     assert store.verify() == []
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_follower_and_appender_that_are_killed_lose_and_double_nothing(store, tmp_path):
     run_with_kills(store, tmp_path, 2, random.Random(7))

@@ -196,6 +196,7 @@ def series(path):
 # -- what stays ----------------------------------------------------------------------------------
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_every_answer_is_the_same_in_the_new_types(series, path):
     before = everything(path)

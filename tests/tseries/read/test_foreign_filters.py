@@ -132,6 +132,7 @@ def kinds(path):
     return pa.array([kind for kind, count in pairs for _ in range(count)])
 
 
+@pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_filters_of_every_documented_reader_find_what_is_there_on_every_column(tmp_path):
     path = fill(tmp_path / "s")

@@ -180,6 +180,7 @@ def test_as_of_shows_the_store_as_it_was(store, location):
         assert run_query(Scope(snapshot, index), Query()).table["value"].to_pylist() == [0.0, 1.0]
 
 
+@pytest.mark.outside_ci
 def test_a_subscriber_gets_the_last_entries_and_then_every_event_once(store, location):
     store.append(batch(("a", 1, 1.0), ("a", 2, 2.0), ("b", 1, 3.0)))
     initial = InitialEvents(RetainedRange(limit=1), {})
@@ -204,6 +205,7 @@ def unpickled(adapter):
     return cloudpickle.loads(cloudpickle.dumps(adapter))
 
 
+@pytest.mark.outside_ci
 def test_data_source_writes_reads_and_streams_an_object_store(location):
     asked = {f"storageoptions.{name.lower()}": value for name, value in location.options}
     source = DefaultSource({"path": location.root, **asked})
@@ -311,6 +313,7 @@ def test_cleaning_keeps_heads_during_a_storage_failure(store, location, monkeypa
     assert verify(location) == []
 
 
+@pytest.mark.outside_ci
 def test_one_maintenance_of_a_host_is_at_work_at_a_time(store, location):
     with exclusive(location, maintenance.MAINTENANCE_LOCK) as first:
         assert first

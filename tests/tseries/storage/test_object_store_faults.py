@@ -59,6 +59,7 @@ def test_a_commit_that_is_carried_out_late_finds_its_files(store):
     assert sequences(store) == 1
 
 
+@pytest.mark.outside_ci
 def test_append_retries_storage_failures_and_reports_lasting_ones(store, monkeypatch):
     real, faults = Location.write, [OSError("slow down s3cret-example")] * 3
 
