@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
 from pyspark_timestream.kafka.reader import KafkaTransport
 
-MOST_FILES = 18
+MOST_FILES = 19
 
 
 def test_a_record_passes_few_files(broker: Broker, topic: Callable[..., str]) -> None:
