@@ -20,7 +20,7 @@ from flights import arguments, flights_job, produce_flights, source_counters, st
 from flights_data import FLIGHTS, expected_hours, flights, judge_flights, kept_rows
 from flights_payloads import ENCODINGS
 from harness import InBatch, between_sink_and_checkpoint, run_killed, run_to_end, run_until
-from lengths import choices, outside_ci, repetitions, with_rest_outside_ci
+from lengths import choices, outside_ci, repetitions
 from pyspark.sql import SparkSession
 from schema_registry import SchemaRegistryStub, serve_schema_registry
 
@@ -174,7 +174,10 @@ def test_with_a_large_delay_nothing_is_dropped_and_the_totals_are_known(
 
 @pytest.mark.parametrize(
     "options",
-    outside_ci({"max_tasks": 2}, {"max_tasks": 1}, {"max_offsets_per_trigger": 50_000}, ALIGNED),
+    [
+        *outside_ci({"max_tasks": 2}, {"max_tasks": 1}, {"max_offsets_per_trigger": 50_000}),
+        pytest.param(ALIGNED, marks=pytest.mark.soak),
+    ],
     ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
 )
 def test_tasks_and_batch_sizes_change_nothing(ran, topic, whole, options) -> None:
@@ -183,10 +186,7 @@ def test_tasks_and_batch_sizes_change_nothing(ran, topic, whole, options) -> Non
 
 # Of milliseconds tests/timestream/kafka/decode/avro reads the same values as of microseconds.
 @pytest.mark.outside_ci
-@pytest.mark.parametrize(
-    "encoding",
-    with_rest_outside_ci(TYPED, ["avro"]),
-)
+@pytest.mark.parametrize("encoding", TYPED)
 def test_the_same_flights_in_any_format_give_the_same_store(ran, topics, part, encoding) -> None:
     topic, options = topics(encoding, count=PART)
     plain, typed = ran(part, **DROPPING), ran(topic, **DROPPING, **options)
