@@ -10,7 +10,7 @@ import pytest
 from broker import Broker
 from harness import InBatch, Job, run_killed
 from kafka_query import Stream, ctis, event
-from lengths import outside_ci, repetitions
+from lengths import repetitions
 from pyspark.sql import SparkSession
 
 KILLS = repetitions(1, 6)
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 @pytest.mark.outside_ci
-@pytest.mark.parametrize("is_written", [True, *outside_ci(False)], ids=["written", "planned"])
+@pytest.mark.parametrize("is_written", [True, False], ids=["written", "planned"])
 def test_a_kill_in_a_handed_batch_loses_and_doubles_nothing(
     spark: SparkSession, broker: Broker, topic, tmp_path: Path, is_written: bool
 ) -> None:

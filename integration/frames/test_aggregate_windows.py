@@ -13,7 +13,6 @@ import fold_job
 import pytest
 from harness import InBatch, Job, run_killed
 from kafka_query import DAY_MS, event
-from lengths import outside_ci
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
@@ -122,7 +121,8 @@ CASES = {
     ("case", "window", "slide"),
     [
         ("drop", "30 seconds", "12 seconds"),
-        *outside_ci(("adjust", "1 minute", None), ("flag", "20 seconds", "10 seconds")),
+        ("adjust", "1 minute", None),
+        ("flag", "20 seconds", "10 seconds"),
     ],
 )
 def test_folded_windows_are_those_of_the_plain_query_over_restarts(

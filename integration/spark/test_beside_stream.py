@@ -31,7 +31,6 @@ from both_sources import (
 )
 from broker import Broker, Record
 from kafka_query import DAY_MS
-from lengths import outside_ci
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -85,10 +84,9 @@ def test_start_at_offsets_of_partitions(both: Both, broker: Broker, topic: Topic
     alike(both, lambda s: flat(s.run(subscribe=name, **begin)), [50, 51])
 
 
-@pytest.mark.outside_ci
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("strategy", "expected"), [("latest", [10, 11, 20, 30]), *outside_ci(("error", REFUSED))]
+    ("strategy", "expected"), [("latest", [10, 11, 20, 30]), ("error", REFUSED)]
 )
 def test_start_at_a_timestamp_that_a_partition_has_no_record_for(
     both: Both, broker: Broker, topic: Topic, strategy: str, expected: Any
@@ -291,9 +289,8 @@ def recreate(broker: Broker, name: str, partitions: int, count: int) -> None:
     broker.produce(name, numbers(range(100, 100 + count), 0))
 
 
-@pytest.mark.outside_ci
 @pytest.mark.soak
-@pytest.mark.parametrize(("partitions", "count"), [(1, 5), *outside_ci((1, 1))])
+@pytest.mark.parametrize(("partitions", "count"), [(1, 5), (1, 1)])
 @pytest.mark.difference("a topic that is recreated, and longer")
 def test_topic_recreated_between_runs(
     both: Both, broker: Broker, topic: Topic, partitions: int, count: int
