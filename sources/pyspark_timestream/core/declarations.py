@@ -6,6 +6,7 @@ Every error names the option, the value, what is accepted, and the next step.
 
 import dataclasses
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +25,61 @@ SPARK_INJECTED: Final = frozenset(
 )
 """Lower-cased option names that Spark itself puts into the map of a source or sink."""
 
-SECRET: Final = re.compile("passw|secret|token|credential|jaas|private|user[.]info|[.](key|pem)$")
-"""Finds the lower-cased names of options and settings that hold secrets."""
+_SECRET: Final = "passw|pwd|secret|token|credential|cookie|private|jaas|user[.]info"
+_SECRET_SETTING: Final = re.compile(f"(?i:{_SECRET}|[.](key|pem)$)")
+_SECRET_FIELD: Final = re.compile(
+    f"(?i:{_SECRET}|key$|iban|ssn|cvv|pin$|card(?!inalit))|(?i:auth)(?!or(?!i[sz])|OR(?!I[SZ]))"
+)
+"""Matches parts of secrets' names, but neither `author` nor `cardinality`."""
+
+_PLAIN_KEY: Final = re.compile(
+    "(?i:key|(?:foreign|partition|record|sort)[ _-]?key|primary[ _-]key)"
+)
+"""Matches keys that identify a record. Cloud services call one of their secrets `primaryKey`."""
+
+_SECRET_KEY: Final = frozenset(
+    ("api", "access", "account", "encryption", "license", "master", "session", "shared", "signing",
+     "ssh", "storage", "subscription", "webhook")
+)  # fmt: skip
+"""A word before "key" or "keys" that makes a secret of it anywhere in a name."""
+
+_NAME_WORD: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def split_name(name: str) -> list[str]:
+    """Split a name into its words, in lower case.
+
+    >>> split_name("URLOfEvent_time")
+    ['url', 'of', 'event', 'time']
+    """
+    return [word.lower() for word in _NAME_WORD.findall(name)]
+
+
+def suggests_secret(name: str) -> bool:
+    """Return whether the name of a field or header suggests that it holds a secret.
+
+    >>> [suggests_secret(name) for name in ("apiKey", "db_password", "primary_key", "author")]
+    [True, True, False, False]
+    """
+    if _PLAIN_KEY.fullmatch(name) is not None:
+        return False
+    if _SECRET_FIELD.search(name) is not None:
+        return True
+    words = split_name(name)
+    return (
+        "pin" in words
+        or any(f"{word}key" in words for word in _SECRET_KEY)
+        or any(
+            word in ("key", "keys") and before in _SECRET_KEY
+            for before, word in itertools.pairwise(words)
+        )
+    )
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether `name` names a secret, or `value` is an address that contains one."""
+    """Return whether `name` is a setting's with a secret, or `value` an address with one."""
     is_address = name.lower().endswith(".url") and "@" not in value
-    is_named_so = bool(SECRET.search(name.lower())) and not is_address
+    is_named_so = bool(_SECRET_SETTING.search(name)) and not is_address
     return is_named_so or LOGIN.search(value) is not None
 
 

@@ -288,6 +288,21 @@ Times = tuple[Instants, Mask]
 TIME_UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Unit -> (multiply by, then divide by) to get microseconds."""
 
+
+def guess_unit(number: float) -> tuple[str, int] | None:
+    """Return the unit in which `number` is a probable event time, and that time; None without one.
+
+    >>> guess_unit(1_700_000_000), guess_unit(0)
+    (('s', 1700000000000000), None)
+    """
+    # A thousand times the beginning of the range lies past its end, so no two units fit.
+    for unit, (times, over) in TIME_UNITS.items():
+        us = number * times // over
+        if PROBABLE_US[0] <= us < PROBABLE_US[1]:
+            return unit, int(us)
+    return None
+
+
 _MIN_MS: Final = -(2**63) // 1_000 + 1
 _MAX_MS: Final = (2**63 - 1) // 1_000
 """The milliseconds that fit 64 bits once converted to microseconds, both inclusive."""

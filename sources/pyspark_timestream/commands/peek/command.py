@@ -23,11 +23,10 @@ from pyspark_timestream.commands.peek.examine import (
     examine,
 )
 from pyspark_timestream.core.arrow import Integers
-from pyspark_timestream.core.declarations import check_given, is_secret
+from pyspark_timestream.core.declarations import check_given, is_secret, suggests_secret
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
-from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.kafka_options import SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.keys import read_registry_settings

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from pyspark_timestream.core.arrow import name_scalar
-from pyspark_timestream.core.declarations import quote_column
+from pyspark_timestream.core.declarations import quote_column, suggests_secret
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,
@@ -45,7 +45,6 @@ from pyspark_timestream.kafka.diagnosis.samples import (
     ValueForm,
     name_value_form,
     parse_object,
-    suggests_secret,
 )
 from pyspark_timestream.kafka.options.parsers import format_path
 from pyspark_timestream.kafka.options.reading import Side

@@ -32,6 +32,7 @@ from pyspark_timestream.commands.peek.detect import (
     list_schema_ids,
     read_struct,
 )
+from pyspark_timestream.core.declarations import split_name, suggests_secret
 from pyspark_timestream.core.instants import (
     DAY_US,
     PROBABLE_US,
@@ -57,7 +58,7 @@ from pyspark_timestream.kafka.decode.records import (
     RequestedFields,
     read_header,
 )
-from pyspark_timestream.kafka.diagnosis.samples import parse_object, split_name, suggests_secret
+from pyspark_timestream.kafka.diagnosis.samples import parse_object
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.keys import read_registry_settings

@@ -5,7 +5,6 @@ half of it and at most twelve characters. It quotes nothing if a field's name su
 because logs have more readers than topics.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -14,11 +13,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.core.declarations import suggests_secret
 from pyspark_timestream.core.instants import (
-    PROBABLE_US,
-    TIME_UNITS,
     format_instant,
-    read_number_times,
+    guess_unit,
 )
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.payload import read_payload
@@ -217,16 +215,12 @@ def describe_unit(options: KafkaOptions, _: Projection | None, block: RecordBloc
     if not _is_plain_json(options):
         return ""
     source = options.start_time
-    for row in reversed(range(len(block.offsets))):
-        value = _find_value(source, block, row)[1]
-        unit = _guess_unit(value)
-        if unit is not None and unit != options.time_unit and source.kind != "timestamp":
-            return _suggest_unit(unit, value)
-    if source.kind == "timestamp" and len(block.offsets) and block.timestamps_ms is not None:
-        value = block.timestamps_ms[-1].as_py()
-        if _guess_unit(value) is not None:
-            return "the producer sets timestamps that are not in milliseconds"
-    return ""
+    if source.kind == "timestamp":
+        timestamp = block.timestamps_ms[-1].as_py() if block.timestamps_ms else None
+        is_probable = timestamp is not None and guess_unit(timestamp) is not None
+        return "the producer sets timestamps that are not in milliseconds" if is_probable else ""
+    values = (_find_value(source, block, row)[1] for row in reversed(range(len(block.offsets))))
+    return next(filter(None, (_find_other_unit(value, options) for value in values)), "")
 
 
 def has_field_timestamp(block: RecordBlock) -> bool:
@@ -285,10 +279,8 @@ def _describe(
     form = "" if option == "edge" else _name_time_form(value)
     text = f"one value in '{source}' is {_summarize(source.name, value, has_end=True)}"
     text += f": {form}" if form else ""
-    unit = _guess_unit(value) if option != "edge" else None
-    if unit is not None and unit != options.time_unit:
-        text += f"; {_suggest_unit(unit, value)}"
-    return text
+    unit = "" if option == "edge" else _find_other_unit(value, options)
+    return f"{text}; {unit}" if unit else text
 
 
 def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, Any]:
@@ -437,29 +429,12 @@ def _to_number(value: Any) -> int | float | None:
     return None if isinstance(value, bool | str) or not isinstance(value, int | float) else value
 
 
-def _guess_unit(value: Any) -> str | None:
-    """Return the unit in which a number is a plausible time; None if there is none."""
+def _find_other_unit(value: Any, options: KafkaOptions) -> str:
+    """Suggest the unit in which `value` is a probable time; empty if it is that of the options."""
     number = _to_number(value)
-    if number is None:
-        return None
-    least_us, most_us = PROBABLE_US
-    for unit in TIME_UNITS:
-        us = _to_instant(number, unit)
-        if us is not None and least_us <= us < most_us:
-            return unit
-    return None
-
-
-def _to_instant(value: float, unit: str) -> int | None:
-    try:
-        us, readable = read_number_times(pa.array([value]), unit)
-    except (pa.ArrowInvalid, OverflowError):
-        return None
-    return int(us[0]) if readable[0] else None
-
-
-def _suggest_unit(unit: str, value: Any) -> str:
-    us = _to_instant(_to_number(value) or 0, unit) or 0
+    unit, us = (None if number is None else guess_unit(number)) or (options.time_unit, 0)
+    if unit == options.time_unit:
+        return ""
     return f"'timeUnit' = '{unit}' would fit: it is of {format_instant(us)[:10]} then"
 
 
@@ -498,57 +473,4 @@ def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBl
         return f"{subject} are not {rules.format} of the schema that wrote them"
     return (
         f"{subject} have a field that does not fit its column in .schema(...), or the {side}'s type"
-    )
-
-
-# -- secrets ---------------------------------------------------------------------------------------
-
-_SECRET_PART: Final = re.compile(
-    "(?i:passw|pwd|secret|token|credential|cookie|private|key$|iban|ssn|cvv|pin$|card(?!inalit))"
-    "|(?i:auth)(?!or(?!i[sz])|OR(?!I[SZ]))"
-)
-"""Matches parts of secrets' names, but neither `author` nor `cardinality`."""
-
-_PLAIN_KEY: Final = re.compile(
-    "(?i:key|(?:foreign|partition|record|sort)[ _-]?key|primary[ _-]key)"
-)
-"""Matches keys that identify a record. Cloud services call one of their secrets `primaryKey`."""
-
-_SECRET_KEY: Final = frozenset(
-    ("api", "access", "account", "encryption", "license", "master", "session", "shared", "signing",
-     "ssh", "storage", "subscription", "webhook")
-)  # fmt: skip
-"""A word before "key" or "keys" that makes a secret of it anywhere in a name."""
-
-_NAME_WORD: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-
-
-def split_name(name: str) -> list[str]:
-    """Split a name into its words, in lower case.
-
-    >>> split_name("URLOfEvent_time")
-    ['url', 'of', 'event', 'time']
-    """
-    return [word.lower() for word in _NAME_WORD.findall(name)]
-
-
-def suggests_secret(name: str) -> bool:
-    """Return whether the name of a field or header suggests that it holds a secret.
-
-    >>> [suggests_secret(each) for each in ("apiKey", "db_password", "primary_key", "author")]
-    [True, True, False, False]
-    """
-    if _PLAIN_KEY.fullmatch(name) is not None:
-        return False
-    if _SECRET_PART.search(name) is not None:
-        return True
-    words = split_name(name)
-    beginnings = [word.removesuffix("key") for word in words if word.endswith("key")]
-    return (
-        "pin" in words
-        or any(beginning in _SECRET_KEY for beginning in beginnings)
-        or any(
-            word in ("key", "keys") and before in _SECRET_KEY
-            for before, word in itertools.pairwise(words)
-        )
     )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pyspark_timestream.core.instants import PROBABLE_US, format_instant
+from pyspark_timestream.core.instants import format_instant, guess_unit
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost, OptionError
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import StreamState
@@ -390,23 +390,17 @@ def limit_ends(
     return {**limited, **ended}
 
 
+_UNIT_NAMES: Final = {"s": "seconds", "us": "microseconds", "ns": "nanoseconds"}
+
+
 def name_other_unit(ms: int) -> str:
     """Name the unit in which `ms` is a plausible present-day time; empty for none or milliseconds.
 
     >>> name_other_unit(1_700_000_000), name_other_unit(1_700_000_000_000), name_other_unit(0)
     ('seconds, of 2023-11-14', '', '')
     """
-    first_us, end_us = PROBABLE_US
-    if first_us <= ms * 1_000 < end_us:
-        return ""
-    for unit, us in (
-        ("seconds", ms * 1_000_000),
-        ("microseconds", ms),
-        ("nanoseconds", ms // 1_000),
-    ):
-        if first_us <= us < end_us:
-            return f"{unit}, of {format_instant(us)[:10]}"
-    return ""
+    unit, us = guess_unit(ms) or ("ms", 0)
+    return "" if unit == "ms" else f"{_UNIT_NAMES[unit]}, of {format_instant(us)[:10]}"
 
 
 def _correct_unit(ms: int) -> str:

@@ -13,8 +13,8 @@ from timestream.builders import at, block
 
 from pyspark_timestream.commands.peek.command import format_report, format_snippet, to_json
 from pyspark_timestream.commands.peek.examine import TopicSample, examine
+from pyspark_timestream.core.declarations import suggests_secret
 from pyspark_timestream.kafka.decode.columns import project
-from pyspark_timestream.kafka.diagnosis.samples import suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 
 GIVEN = {
