@@ -31,7 +31,7 @@ from side_by_side import Comparison, Contender, Done, against_each, compare, rep
 from sizes import size, whole_number
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.options import parse_read
+from pyspark_tseries.options import ReadOptions, parse_options
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.store import Store
 
@@ -127,7 +127,7 @@ def time_slice(path: str) -> dict[str, Ask]:
 
     def ours(ends: tuple[datetime, datetime]) -> pa.Table:
         first, last = (end.isoformat() for end in ends)
-        query = parse_read({"path": path, "from": first, "to": last}).to_query()
+        query = parse_options(ReadOptions, {"path": path, "from": first, "to": last}).to_query()
         snapshot = store.snapshot()
         return run_query(Scope(snapshot, snapshot.index()), query).table
 

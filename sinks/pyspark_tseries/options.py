@@ -709,21 +709,6 @@ _STORAGE: Final = "storageoptions."
 """Options with this prefix, in any case, are the `STORAGE_OPTIONS` of an object store."""
 
 
-def parse_write(raw: Mapping[str, str]) -> WriteOptions:
-    """Return the write options in Spark's map; raise OptionError before anything is written."""
-    return _parse(WriteOptions, raw)
-
-
-def parse_read(raw: Mapping[str, str]) -> ReadOptions:
-    """Return the read options in Spark's map; raise OptionError before anything is read."""
-    return _parse(ReadOptions, raw)
-
-
-def parse_subscribe(raw: Mapping[str, str]) -> SubscribeOptions:
-    """Return the subscription options in Spark's map; raise OptionError before anything is read."""
-    return _parse(SubscribeOptions, raw)
-
-
 def parse_any_read(raw: Mapping[str, str]) -> ReadOptions | SubscribeOptions:
     """Return the options of a read or a subscription; raise OptionError if it is neither."""
     of_reads, of_streams = (
@@ -731,7 +716,7 @@ def parse_any_read(raw: Mapping[str, str]) -> ReadOptions | SubscribeOptions:
         for options in (ReadOptions, SubscribeOptions)
     )
     is_stream = not (of_streams - of_reads).isdisjoint(name.lower() for name in raw)
-    return parse_subscribe(raw) if is_stream else parse_read(raw)
+    return parse_options(SubscribeOptions, raw) if is_stream else parse_options(ReadOptions, raw)
 
 
 def parse_argument(name: str, value: str) -> Any:
@@ -770,7 +755,8 @@ VIEW: Final = "CREATE TEMPORARY VIEW name USING tseries OPTIONS (path '/data/tri
 """The SQL statement to use if a table cannot have the options."""
 
 
-def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
+def parse_options(options_class: type[T], raw: Mapping[str, str]) -> T:
+    """Return the options in Spark's map; raise OptionError before anything is read or written."""
     if not raw:
         raise OptionError(
             "path",
@@ -785,9 +771,9 @@ def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
     foreign = {
         spec.name: belongs
         for other_class, belongs in _BELONGS.items()
-        if other_class is not mine
+        if other_class is not options_class
         for spec in option_specs(other_class).values()
     }
-    parsed = read_options(mine, raw, foreign=foreign, prefixes=(_STORAGE,))
+    parsed = read_options(options_class, raw, foreign=foreign, prefixes=(_STORAGE,))
     storage = {key[len(_STORAGE) :]: raw[key] for key in raw if key.lower().startswith(_STORAGE)}
     return dataclasses.replace(parsed, storage=parse_location(parsed.path, storage).options)

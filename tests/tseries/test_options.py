@@ -19,19 +19,13 @@ from pyspark_tseries.options import (
     SubscribeOptions,
     WriteOptions,
     name_lenient,
-    parse_read,
-    parse_subscribe,
-    parse_write,
+    parse_options,
 )
 from pyspark_tseries.storage.location import local_path
 
 ROOT = Path(pyspark_tseries.__file__).parent
-PARSERS = {
-    WriteOptions: parse_write,
-    ReadOptions: parse_read,
-    SubscribeOptions: parse_subscribe,
-}
-SPECS = [(cls, spec) for cls in PARSERS for spec in option_specs(cls).values()]
+CLASSES = (WriteOptions, ReadOptions, SubscribeOptions)
+SPECS = [(cls, spec) for cls in CLASSES for spec in option_specs(cls).values()]
 IDS = [f"{cls.__name__}.{spec.name}" for cls, spec in SPECS]
 LEGAL = {"path": "/s", "txnVersion": "1", "retainedRange": "limit 1", "outOfOrder": "drop"}
 LEGAL |= {"every": "1 hour", "aggregate": "n mean", "timezone": "UTC", "latest": "1"}
@@ -40,7 +34,7 @@ LEGAL |= {"from": "start", "to": "start", "limit": "1"}
 
 def refuse(cls, raw):
     with pytest.raises(OptionError) as error:
-        PARSERS[cls]({"path": "/s", **raw})
+        parse_options(cls, {"path": "/s", **raw})
     message = str(error.value)
     assert "accepted: " in message
     assert "next step: " in message
@@ -86,10 +80,10 @@ def test_options_in_conflict_or_without_company_are_refused_naming_both(cls, spe
         assert f"set '{spec.needs[0]}' too" in message
 
 
-@pytest.mark.parametrize("cls", PARSERS)
+@pytest.mark.parametrize("cls", CLASSES)
 def test_the_path_is_required(cls):
     with pytest.raises(OptionError, match=r"'path': it is missing.*next step"):
-        PARSERS[cls]({})
+        parse_options(cls, {})
 
 
 def test_an_option_of_the_other_direction_is_refused_as_such():
@@ -100,12 +94,12 @@ def test_an_option_of_the_other_direction_is_refused_as_such():
 
 def test_a_query_is_what_the_options_say():
     raw = {"from": "SEQUENCE 3", "to": "next 1 minute", "editfrom": "last 2", "limit": "4"}
-    read = parse_read({"path": "/s", "query": "latestedits", **raw})
+    read = parse_options(ReadOptions, {"path": "/s", "query": "latestedits", **raw})
     view = Range(Point("sequence", 3), Point("next_us", 60_000_000))
     edits = Range(Point("last_count", 2), Point("last_count", 0))
     assert read.to_query() == Query("latestEdits", view, edits, 4)
-    assert parse_read({"path": "/s"}).to_query() == Query()
-    timed = parse_read({"path": "/s", "to": "1970-01-01T00:00:01Z"}).to_query().view
+    assert parse_options(ReadOptions, {"path": "/s"}).to_query() == Query()
+    timed = parse_options(ReadOptions, {"path": "/s", "to": "1970-01-01T00:00:01Z"}).to_query().view
     assert timed == Range(Point("start"), Point("time", 1_000_000))
 
 
@@ -115,12 +109,14 @@ def test_what_counts_from_an_anchor_is_none(anchor):
 
 
 def test_options_are_read_in_any_case():
-    read = parse_write({"PATH": "/s", "outoforder": "DROP", "RETAINEDRANGE": "LIMIT 3"})
+    read = parse_options(
+        WriteOptions, {"PATH": "/s", "outoforder": "DROP", "RETAINEDRANGE": "LIMIT 3"}
+    )
     assert read == WriteOptions("/s", out_of_order="drop", retained_range=RetainedRange(3))
 
 
 def test_an_option_that_spark_itself_puts_in_is_accepted():
-    parse_write({"path": "/s", "checkpointlocation": "/c", "queryname": "q"})
+    parse_options(WriteOptions, {"path": "/s", "checkpointlocation": "/c", "queryname": "q"})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +124,7 @@ def test_an_option_that_spark_itself_puts_in_is_accepted():
     [("a", ("a",)), ('["a", "b"]', ("a", "b")), ("[]", ()), ('["[x"]', ("[x",)), ("", ("",))],
 )
 def test_series_are_one_name_or_a_json_list(text, names):
-    assert parse_read({"path": "/s", "series": text}).series == names
+    assert parse_options(ReadOptions, {"path": "/s", "series": text}).series == names
 
 
 @pytest.mark.parametrize(

@@ -768,9 +768,9 @@ class TimeSeries(Questions):
         add: Callable[[SeriesCondition], EventMetadata],
     ) -> EventMetadata:
         """Call `add` if the condition holds, again whenever the series changes in the meantime."""
-        policy = self._store.retrying
         _convert_name(series)
-        for attempt in range(policy.commits):
+
+        def attempt() -> EventMetadata | None:
             view = self._view()
             rows, index = view.newest(series)
             if expected is not None:
@@ -793,14 +793,16 @@ class TimeSeries(Questions):
                     f"the condition does not hold for the newest event of series '{series}'",
                     condition.sequence,
                 )
-            try:
+            with contextlib.suppress(ConditionFailed):
                 return add(condition)
-            except ConditionFailed:
-                policy.pause(attempt)  # The event that the condition saw is no longer the newest.
-        raise self._store.busy_error(
-            policy.commits,
+            return None  # The event that the condition saw is no longer the newest.
+
+        return self._store.retry(
+            attempt,
+            self._store.retrying.commits,
             "the event is not stored",
             next_step="append it again, or let fewer writers change this series",
+            races=(),  # `add` has tried those of its commit again.
         )
 
     def _append_one(

@@ -235,7 +235,7 @@ class StoreViewer:
         Read each entry once, from the last back to one that is two hours old. If the clock of its
         writer is ahead, an entry counts as of now.
         """
-        now, newest, counted = now_us // MINUTE_US, store.version(), self._counted
+        now, newest, counted = now_us // MINUTE_US, store.log.version(), self._counted
         if counted.store != store.id or counted.upto > newest:
             counted = self._counted = _CommitCounts(store.id)
         max_entries = MAX_ENTRIES if self.location.is_local else MAX_REMOTE_ENTRIES

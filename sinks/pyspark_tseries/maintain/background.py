@@ -227,12 +227,12 @@ def maintain_while_busy(location: Location) -> None:
     store = Store.open(location)
     again, swept_s = True, -math.inf
     while again:
-        begun, begun_s = store.version(), time.monotonic()
+        begun, begun_s = store.log.version(), time.monotonic()
         sweeps = begun_s - swept_s >= PAUSE_BETWEEN_SWEEPS_S
         _run_round(store, sweeps=sweeps)
         swept_s = begun_s if sweeps else swept_s
         time.sleep(PAUSE_BETWEEN_ROUNDS_S)
-        again = store.refresh() and store.version() - begun >= COMMITS_PER_MAINTENANCE
+        again = store.refresh() and store.log.version() - begun >= COMMITS_PER_MAINTENANCE
 
 
 def _run_round(store: Store, *, sweeps: bool = True) -> MaintenanceResult:
@@ -240,7 +240,9 @@ def _run_round(store: Store, *, sweeps: bool = True) -> MaintenanceResult:
     try:
         merged = merge_file_groups(store, store.read_clock(), everything=False)
         if store.location.is_local:  # Elsewhere Delta writes checkpoints, with the commits.
-            write_due_checkpoint(store.location, store.version(), store.log.checkpoint_interval())
+            write_due_checkpoint(
+                store.location, store.log.version(), store.log.checkpoint_interval()
+            )
         removed = remove_obsolete_files(store, store.read_clock(), sweeps=sweeps)
     except (TseriesError, OSError) as error:
         # Write nothing if the store was moved away: it could not be moved back.
@@ -306,7 +308,7 @@ def _sweep(
     unused = _list_unused_events(table, store.id)
     live = store.snapshot().paths  # Later than the list: a commit may have named files meanwhile.
     remove(location.file(path) for path in unused if path not in live)
-    removed_us = _list_removed_small_files(location, store.version())
+    removed_us = _list_removed_small_files(location, store.log.version())
     chosen_early = _choose_early(removed_us, now_us)
     early_us = {path: removed_us[path] for path in chosen_early if path not in live}
     present = {file.full for file in list_event_files(location)}

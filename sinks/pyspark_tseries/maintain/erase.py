@@ -252,7 +252,7 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
             return
         if read_last_checkpoint(location).version <= last_with_values:
             if location.is_local:
-                write_checkpoint(location, store.version())
+                write_checkpoint(location, store.log.version())
             else:
                 load_table(location).create_checkpoint()
         if read_last_checkpoint(location).version <= last_with_values:
@@ -410,7 +410,7 @@ class _ErasureCommit(Revision):
                 removed=removed,
             ),
             metadata.erasure,
-            self._store.version(),
+            self._store.log.version(),
         )
         metadata = dataclasses.replace(metadata, erasure=self._id)
         after, table = advance_index(index, stored.make_change(index), metadata)

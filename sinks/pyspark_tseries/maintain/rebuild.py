@@ -137,7 +137,7 @@ def _list_committed_heads(store: Store) -> Iterator[int]:
     newest = previous = store.head_id()
     if newest is not None:
         yield newest
-    entries = read_entries_back(store.location, store.version())
+    entries = read_entries_back(store.location, store.log.version())
     for _, entry in itertools.islice(entries, MAX_LOG_ENTRIES):
         head_id = None if entry is None else entry.transactions.get(HEAD_TRANSACTION)
         if head_id is not None and head_id not in (newest, previous):

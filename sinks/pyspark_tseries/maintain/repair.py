@@ -482,7 +482,7 @@ def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
 
     Also return the version of a log entry that is missing but needed to be sure; normally None.
     """
-    entries, missing = unchecked_entries(store.location, store.version(), -1)
+    entries, missing = unchecked_entries(store.location, store.log.version(), -1)
     change = find_foreign_change(entries)
     sizes = dict(store.log.sizes())
     outside = [path for path in sizes if not is_inside_store(path)]
@@ -709,7 +709,7 @@ def _repair_foreign_changes(job: _Repair) -> None:
     if revert is not None:
         _revert_foreign_changes(job, store, revert)
     elif gone is not None:
-        unknown = Finding.of(unknown_changes_error(job.location, gone, store.version()))
+        unknown = Finding.of(unknown_changes_error(job.location, gone, store.log.version()))
         if any(finding.kind != unknown.kind for finding in verify(job.location)):
             job.left.append(unknown)
             return
@@ -729,7 +729,7 @@ def _revert_foreign_changes(job: _Repair, store: Store, revert: Revert) -> None:
         step = "put them back from a copy of the store"
         job.left.append(replace(change, problem=problem, next_step=step))
         return
-    lost_path = os.path.join("_tseries", "lost", f"{store.version() + 1:020d}")
+    lost_path = os.path.join("_tseries", "lost", f"{store.log.version() + 1:020d}")
     copies = [(path, f"{lost_path}/{path}") for path, _ in revert.removed if is_inside_store(path)]
     job.repair(change, "It is undone", lambda: revert_changes(store, revert, copies))
     lost_directory = store.location.file(lost_path)

@@ -176,18 +176,21 @@ def rollup(
     with explained_failures(into, is_new=True):
         target, settings = _open_rollup(source, into, options)
     counts = _BucketCounts()
-    for attempt in range(target.retrying.commits):
+
+    def attempt() -> RollupResult:
         run = _RollupRun(source, target, settings, author, counts, synced=synced, progress=progress)
-        try:
-            with explained_failures(into):
-                covered = run.run()
-        except (_RollupChanged, ReplayDiffers):
-            target.retrying.pause(attempt)
-            continue
+        with explained_failures(into):
+            covered = run.run()
         if auto_compact and run.has_committed:
             maintain_after_commit(target)
         return RollupResult(counts.added, counts.edited, run.left, covered)
-    raise target.busy_error(target.retrying.commits, "the rollup has what they wrote")
+
+    return target.retry(
+        attempt,
+        target.retrying.commits,
+        "the rollup has what they wrote",
+        races=(_RollupChanged, ReplayDiffers),
+    )
 
 
 def _open_rollup(

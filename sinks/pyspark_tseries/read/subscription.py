@@ -134,7 +134,7 @@ class Subscription:
         return (
             self._last_snapshot is not None
             and self._store.refresh()
-            and self._last_snapshot[0] == (self._store.version(), self._store.head_id())
+            and self._last_snapshot[0] == (self._store.log.version(), self._store.head_id())
         )
 
     def with_commit_id(self, position: Position, later: Position) -> Position:
@@ -297,7 +297,7 @@ class Subscription:
         if position is not None:
             self._check_store(position)
         # Compare the head, too: an older log that was put back may have grown to the same version.
-        state = self._store.version(), self._store.head_id()
+        state = self._store.log.version(), self._store.head_id()
         if self._last_snapshot is None or self._last_snapshot[0] != state:
             snapshot = self._store.snapshot()
             self._check(snapshot)

@@ -123,7 +123,7 @@ def find_snapshot_at(planned: Snapshot, began_us: int) -> Snapshot:
             f"the store '{location.root}' was removed while a query over it was in use",
             next_step="load it again once it is there",
         )
-    version = _find_version(location, store.version(), latest_us)
+    version = _find_version(location, store.log.version(), latest_us)
     snapshot = planned if version is None else store.at(version)
     _last_snapshots[location] = began_us, snapshot
     return snapshot

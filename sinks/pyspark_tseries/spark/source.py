@@ -49,9 +49,7 @@ from pyspark_tseries.options import (
     WriteOptions,
     author_or_user,
     parse_any_read,
-    parse_read,
-    parse_subscribe,
-    parse_write,
+    parse_options,
 )
 from pyspark_tseries.read.delivery import InitialEvents
 from pyspark_tseries.read.scan import pick_columns
@@ -106,7 +104,7 @@ class DefaultSource(DataSource):
         table = restore_options(self.options, schema, self.name())
         if table is not None:
             return DefaultSource(table).reader(schema)
-        options = parse_read(self.options)
+        options = parse_options(ReadOptions, self.options)
         schema = drop_options(schema)
         planned_us: int | None = read_wall_clock()
         store = Store.open(options.location)
@@ -133,12 +131,12 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of a batch write; check it against the store before any task."""
-        options = parse_write(self.options)
+        options = parse_options(WriteOptions, self.options)
         return BatchWriter(_prepare_write(options, schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer of a stream's batch; check it against the store before any task."""
-        options = parse_write(self.options)
+        options = parse_options(WriteOptions, self.options)
         _refuse_batch_number(options)
         checkpoint = find_checkpoint(self.options)
         check_before_batch(checkpoint, options.location)
@@ -157,7 +155,7 @@ class DefaultSource(DataSource):
         return reader
 
     def _open_subscription(self, schema: StructType) -> SubscriptionReader:
-        options = parse_subscribe(self.options)
+        options = parse_options(SubscribeOptions, self.options)
         store = Store.open(options.location)
         principal = author_or_user(options.principal)
         check = functools.partial(

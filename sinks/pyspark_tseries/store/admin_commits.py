@@ -77,7 +77,7 @@ def replace_index(
         with store.commit_lock():
             if timed:
                 store.read_clock()
-            index = make(store.head_id(), store.version())
+            index = make(store.head_id(), store.log.version())
             if timed:
                 store.check_time(index.metadata.commit_us)
             new_id = store.new_id()

@@ -109,7 +109,7 @@ def keep_history(store: Store) -> None:
         return
     location, kept_ids, changed = store.location, dict[int, dict[int, int]](), set[int]()
     above = last_commit.number + COMMITS_PER_FILE
-    versions = reversed(_list_versions(location, store.version()))
+    versions = reversed(_list_versions(location, store.log.version()))
     for commit in filter(None, (_read_commit_id(location, version) for version in versions)):
         file_start = _first_of(commit.number)
         if file_start not in kept_ids:

@@ -255,10 +255,6 @@ class Store:
         """Return a random id for the names of new files, with the tag of this store."""
         return tagged_id(self.id, secrets.randbits(RANDOM_BITS))
 
-    def version(self) -> int:
-        """Return the version of the log as last refreshed."""
-        return self.log.version()
-
     def metadata(self) -> CommitMetadata:
         """Return the metadata of the last commit, without reading the rows of the head file."""
         head_id = self.head_id()
@@ -325,9 +321,9 @@ class Store:
             UnusableStore: the log does not reach back so far.
         """
         with self._lock:
-            snapshot = self.last_snapshot() if version == self.version() else None
+            snapshot = self.last_snapshot() if version == self.log.version() else None
             # Taking the snapshot may bring the log up to date, so compare again.
-            if snapshot is not None and version == self.version():
+            if snapshot is not None and version == self.log.version():
                 return snapshot
         table = load_table_at(self.location, version)
         return Store(self.location, table, skip_checks=True).last_snapshot()
@@ -389,24 +385,26 @@ class Store:
         *,
         rivals: str = "other writers were first",
         next_step: str = "try again",
+        races: tuple[type[Exception], ...] = (DeltaError,),
     ) -> _Result:
         """Return the first result of `attempt`; call it again if it has none, or lost a race.
 
         Args:
-            attempt: returns None, or raises DeltaError, to be called again after a pause.
+            attempt: returns None, or raises one of `races`, to be called again after a pause.
             limit: the most calls.
             outcome: what the attempts leave behind, for the error.
             rivals: the clients that interfered, for the error.
             next_step: the next step, for the error.
+            races: the errors that a competing commit causes.
 
         Raises:
             StoreBusy: no attempt had a result.
         """
-        last_error: DeltaError | None = None
+        last_error: Exception | None = None
         for number in range(limit):
             try:
                 result = attempt()
-            except DeltaError as error:
+            except races as error:
                 last_error = error
             else:
                 if result is not None:
@@ -571,7 +569,7 @@ class Store:
             attempt = batch.prepare(context)
             attempts.append(attempt)
             # Take the version first: no later entry has been compared with the head.
-            version = self.version()
+            version = self.log.version()
             if self.head_id() != head_id:
                 # A signal handler in this very thread may have committed in the meantime.
                 raise CommitFailedError("a competing commit was first")

@@ -10,6 +10,7 @@ import datetime
 import json
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,8 +34,7 @@ from pyspark_tseries.options import (
     SubscribeOptions,
     WriteOptions,
     parse_any_read,
-    parse_subscribe,
-    parse_write,
+    parse_options,
 )
 
 CANARY: Final = "c4n4ry-Tw33t"
@@ -55,9 +55,9 @@ READERS: Final[Mapping[type, Callable[[Mapping[str, str]], Any]]] = {
     KafkaOptions: lambda raw: load_schemas(read_kafka_options(raw)),
     KafkaWriteOptions: read_write_options,
     TimeOptions: read_time_options,
-    WriteOptions: parse_write,
+    WriteOptions: partial(parse_options, WriteOptions),
     ReadOptions: parse_any_read,
-    SubscribeOptions: parse_subscribe,
+    SubscribeOptions: partial(parse_options, SubscribeOptions),
 }
 REQUIRED: Final[Mapping[type, Mapping[str, str]]] = {
     KafkaOptions: {"kafka.bootstrap.servers": "b:1", "subscribe": "topic"},

@@ -7,7 +7,7 @@ from pyspark_tseries.store.store import Store
 
 def newest(path, kind):
     """The file of the last commit."""
-    version = Store.open(path).version()
+    version = Store.open(path).log.version()
     head = Store.open(path).head_id()
     forget_stores()
     return {

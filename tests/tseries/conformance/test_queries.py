@@ -8,7 +8,7 @@ from tseries.cases import CASES, INVALID, build, ms, shown
 
 from pyspark_tseries import IncompatibleValue, InvalidQuery, RangeQuery
 from pyspark_tseries.model.ranges import NO_LIMIT
-from pyspark_tseries.options import parse_read
+from pyspark_tseries.options import ReadOptions, parse_options
 from pyspark_tseries.spark.source import DefaultSource
 
 QUERY = RangeQuery()
@@ -37,7 +37,7 @@ def test_a_case_through_the_reader_that_spark_plans_with(stores, case):
 
 @pytest.mark.parametrize("case", [*CASES, *INVALID], ids=str)
 def test_the_options_of_spark_ask_the_same(case):
-    asked = parse_read({"path": "/s", **case.options}).to_query()
+    asked = parse_options(ReadOptions, {"path": "/s", **case.options}).to_query()
     mine = case.ask(QUERY).query
     assert asked == mine
 

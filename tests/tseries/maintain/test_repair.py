@@ -45,9 +45,9 @@ def run(path, capsys):
 
 
 def test_a_sound_store_needs_no_repair(path):
-    before = Store.open(str(path)).version()
+    before = Store.open(str(path)).log.version()
     assert repair(str(path)) == RepairResult()
-    assert reopened(path).version() == before
+    assert reopened(path).log.version() == before
 
 
 def test_a_lost_head_is_mended_and_no_event_is_lost(path):

@@ -9,7 +9,7 @@ from tseries.builders import new_store
 from pyspark_timestream import OptionError
 from pyspark_tseries import IncompatibleValue, TimeSeries, UpdateFailed
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.options import parse_subscribe, parse_write
+from pyspark_tseries.options import SubscribeOptions, WriteOptions, parse_options
 from pyspark_tseries.write.rows import plan_rows, split_ctis
 
 ROWS = pa.schema([("series", pa.string()), ("value", pa.float64()), ("cti", INSTANT)])
@@ -19,30 +19,30 @@ ROWS = pa.schema([("series", pa.string()), ("value", pa.float64()), ("cti", INST
     ("text", "column"), [("true", "cti"), ("False", ""), ("when", "when"), ("TRUE", "cti")]
 )
 def test_option_cti_is_a_boolean_or_a_name(text, column):
-    assert parse_subscribe({"path": "/s", "cti": text}).cti == column
+    assert parse_options(SubscribeOptions, {"path": "/s", "cti": text}).cti == column
 
 
 @pytest.mark.parametrize("text", ["-1 second", "soon", "600000 weeks"])
 def test_delay_that_is_no_duration_from_zero_on_is_refused(text):
     with pytest.raises(OptionError, match="'ctiDelay': cannot read"):
-        parse_write({"path": "/s", "ctiDelay": text})
+        parse_options(WriteOptions, {"path": "/s", "ctiDelay": text})
 
 
 def test_timestamp_column_cti_has_ctis_unless_the_store_has_such_a_value():
-    options = parse_write({"path": "/s"})
+    options = parse_options(WriteOptions, {"path": "/s"})
     assert plan_rows(ROWS, options, None).cti == "cti"
     stored = [pa.field("value", pa.float64()), pa.field("cti", INSTANT)]
     assert plan_rows(ROWS, options, stored).cti is None
     text = ROWS.set(2, pa.field("cti", pa.string()))
     assert plan_rows(text, options, None).cti is None
     with pytest.raises(IncompatibleValue, match="ctiColumn"):
-        plan_rows(text, parse_write({"path": "/s", "ctiColumn": "cti"}), None)
+        plan_rows(text, parse_options(WriteOptions, {"path": "/s", "ctiColumn": "cti"}), None)
     with pytest.raises(OptionError, match="no column 'mark'"):
-        plan_rows(ROWS, parse_write({"path": "/s", "ctiColumn": "mark"}), None)
+        plan_rows(ROWS, parse_options(WriteOptions, {"path": "/s", "ctiColumn": "mark"}), None)
 
 
 def test_rows_with_a_cti_are_split_off_and_the_greatest_counts():
-    plan = plan_rows(ROWS, parse_write({"path": "/s"}), None)
+    plan = plan_rows(ROWS, parse_options(WriteOptions, {"path": "/s"}), None)
     rows = pa.RecordBatch.from_pylist(
         [
             {"series": "a", "value": 1.0, "cti": None},
@@ -59,7 +59,7 @@ def test_rows_with_a_cti_are_split_off_and_the_greatest_counts():
 
 @pytest.mark.parametrize(("other", "given"), [("series", "a"), ("value", 1.0)])
 def test_row_that_has_more_than_a_cti_is_refused_and_not_lost(other, given):
-    plan = plan_rows(ROWS, parse_write({"path": "/s"}), None)
+    plan = plan_rows(ROWS, parse_options(WriteOptions, {"path": "/s"}), None)
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [{"series": "a", "value": 1.0}, {"cti": moment}, {"cti": moment, other: given}]
     batch = pa.RecordBatch.from_pylist(rows, schema=ROWS)

@@ -151,7 +151,7 @@ def test_a_healed_file_keeps_its_commits_and_its_content(old):
     before = {file.last_commit: file for file in Store.open(str(old)).snapshot().files}
     untouched = [before[commit] for commit in (0, 1, 2, 7)]
     assert len(repair(str(old), dry_run=True).mended) == 4
-    assert Store.open(str(old)).version() == 8
+    assert Store.open(str(old)).log.version() == 8
     assert len(repair(str(old)).mended) == 4
     for file in Store.open(str(old)).snapshot().files:
         was = before[file.last_commit]

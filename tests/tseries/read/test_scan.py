@@ -5,7 +5,7 @@ from tseries.builders import batch, new_store, sight_now
 
 from pyspark_tseries import InvalidQuery, TimeSeries
 from pyspark_tseries.model.arrays import KeyRange
-from pyspark_tseries.options import parse_read
+from pyspark_tseries.options import ReadOptions, parse_options
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.store import Store
 
@@ -24,7 +24,7 @@ def path(tmp_path):
 
 
 def ask(path, series, part=None, **options):
-    query = parse_read({"path": "/s", **options}).to_query()
+    query = parse_options(ReadOptions, {"path": "/s", **options}).to_query()
     snapshot, index = sight_now(Store.open(str(path)))
     scope = Scope(snapshot, index, series, part or KeyRange())
     found = run_query(scope, query, columns=["series", "sequence"])

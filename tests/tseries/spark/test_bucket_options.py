@@ -11,7 +11,7 @@ from tseries.limits import set_limits
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries import DefaultSource, InvalidQuery, TimeSeries
 from pyspark_tseries.model.downsampling import parse_aggregate_list
-from pyspark_tseries.options import parse_read
+from pyspark_tseries.options import ReadOptions, parse_options
 
 pytestmark = pytest.mark.spark
 
@@ -137,7 +137,7 @@ def test_aggregates_are_read_from_a_text(text, parsed):
 )
 def test_options_that_do_not_fit_are_named(options, said):
     with pytest.raises(OptionError) as refused:
-        parse_read({"path": "/s", **options})
+        parse_options(ReadOptions, {"path": "/s", **options})
     for part in (said, "accepted: ", "next step: "):
         assert part in str(refused.value)
 

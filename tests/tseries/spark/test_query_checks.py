@@ -105,15 +105,15 @@ def test_mark_of_an_empty_first_batch_does_not_count_as_the_batch(tmp_path):
     check_in_commit(None, store, (QUERY, 0), is_empty=True)
     store = Store.open(store.location)
     assert not store.has_token((QUERY, 0))
-    assert store.version() == 1
+    assert store.log.version() == 1
     check_in_commit(None, store, (QUERY, 0), is_empty=True)
-    assert Store.open(store.location).version() == 1
+    assert Store.open(store.location).log.version() == 1
 
 
 def test_a_first_batch_with_rows_costs_no_commit_of_its_own(tmp_path, checkpoint):
     store = make(tmp_path / "a")
     go(checkpoint, store, 0)
-    assert Store.open(store.location).version() == 0
+    assert Store.open(store.location).log.version() == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "x"}', "\udcff"])

@@ -35,9 +35,9 @@ def test_commit_of_a_stream_is_read_before_the_next_batch_asks(tmp_path):
     store = Store.open(query.store)
     query.commit(1, ("a", 1, 2))
     deadline = time.monotonic() + 20
-    while store.version() < 2 and time.monotonic() < deadline:
+    while store.log.version() < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert store.version() == 2
+    assert store.log.version() == 2
 
 
 def test_failed_refresh_after_a_commit_is_left_to_the_next_batch(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.options import parse_read, parse_subscribe, parse_write
+from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions, parse_options
 from pyspark_tseries.storage import location as locations
 from pyspark_tseries.storage.location import (
     STORAGE_OPTIONS,
@@ -115,11 +115,11 @@ def test_local_location_is_absolute_and_takes_no_options(tmp_path, monkeypatch):
         ({"AWS_REGION": "hush", "aws_default_region": "y"}, "given twice"),
     ],
 )
-@pytest.mark.parametrize("parse", [parse_write, parse_read, parse_subscribe])
-def test_wrong_storage_options_are_named_without_their_values(parse, options, said):
+@pytest.mark.parametrize("cls", [WriteOptions, ReadOptions, SubscribeOptions])
+def test_wrong_storage_options_are_named_without_their_values(cls, options, said):
     raw = {f"storageoptions.{key.lower()}": value for key, value in options.items()}
     with pytest.raises(OptionError) as error:
-        parse({"path": "s3://b/a", **raw})
+        parse_options(cls, {"path": "s3://b/a", **raw})
     message = str(error.value)
     assert said.lower() in message.lower()
     assert "hush" not in message
@@ -135,12 +135,12 @@ def test_storage_options_that_are_no_texts_are_refused_without_their_values(opti
     assert "hush" not in str(error.value)
 
 
-@pytest.mark.parametrize("parse", [parse_write, parse_read, parse_subscribe])
-def test_storage_options_are_read_in_any_case(parse):
+@pytest.mark.parametrize("cls", [WriteOptions, ReadOptions, SubscribeOptions])
+def test_storage_options_are_read_in_any_case(cls):
     given = {**KEYS, **HTTP}
     for change in (str.lower, str.upper):
         raw = {change(f"storageOptions.{key}"): value for key, value in given.items()}
-        options = parse({"path": "s3://b/a", **raw})
+        options = parse_options(cls, {"path": "s3://b/a", **raw})
         assert options.location == parse_location("s3://b/a", given)
         assert options.location.storage_options == {**given, "AWS_REGION": "us-east-1"}
         assert "s3cret" not in repr(options)

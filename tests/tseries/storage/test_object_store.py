@@ -579,7 +579,7 @@ def test_an_entry_that_delta_writes_has_a_checksum_that_reveals_what_was_changed
     store.append(batch(("b", 3)))
     maintain(location)
     store.refresh()
-    for version in range(1, store.version() + 1):
+    for version in range(1, store.log.version() + 1):
         with location.read(entry_path(location, version)) as file:
             content = bytes(file.read())
         assert b'"crc32"' in content

@@ -10,7 +10,7 @@ from tseries.meetings import Meeting, rival
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.options import parse_write
+from pyspark_tseries.options import WriteOptions, parse_options
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.write.batch import Batch
@@ -72,7 +72,7 @@ def test_append_succeeds_while_another_writer_adds_a_column(tmp_path):
 
 
 def test_the_plan_of_a_merge_keeps_the_stores_columns_and_names(tmp_path):
-    options = parse_write({"path": "/s", "mergeSchema": "true"})
+    options = parse_options(WriteOptions, {"path": "/s", "mergeSchema": "true"})
     incoming = pa.schema([("series", pa.string()), ("Extra", pa.int32()), ("VALUE", pa.float64())])
     plan = plan_rows(incoming, options, [VALUE])
     assert plan.values == (("VALUE", VALUE), ("Extra", pa.field("Extra", pa.int32())))

@@ -167,7 +167,7 @@ def test_a_checkpoint_of_merged_entries_is_that_of_the_entries_themselves(series
     for number in range(24):
         chance.choice(STEPS)(series, number)
         series._store.refresh()
-        version = series._store.version()
+        version = series._store.log.version()
         given, rows = checkpoint_of(series, version, merged=True)
         assert rows == checkpoint_of(series, version, merged=False)[1]
         merged += given == [f"{version - 1:020d}.checkpoint.parquet", f"{version:020d}.json"]

@@ -54,7 +54,7 @@ def append(path, *numbers, series="a"):
 def marks_of(store):
     """The commits that the log names."""
     found = {}
-    for version in range(store.version() + 1):
+    for version in range(store.log.version() + 1):
         entry = read_entry(store.location, version)
         if entry is not None and entry.own.get("commit") is not None:
             head = entry.transactions.get("tseries:head")
@@ -66,7 +66,7 @@ def cut_log(store):
     """Remove the log before its last checkpoint, as maintenance does in time."""
     DeltaTable(store.root).create_checkpoint()
     for file in (
-        store.location.file("_delta_log", f"{v:020d}.json") for v in range(store.version())
+        store.location.file("_delta_log", f"{v:020d}.json") for v in range(store.log.version())
     ):
         store.location.remove([file])
     forget_stores()
