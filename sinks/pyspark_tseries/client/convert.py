@@ -105,6 +105,16 @@ def convert_value(value: Any, field: pa.Field) -> pa.Array:
         raise _error(field, misfit, None) from None
 
 
+def convert_name(series: str) -> pa.Array:
+    """Return a column with the name of a series; raise IncompatibleValue if it is none."""
+    with contextlib.suppress(UnicodeEncodeError):  # Half a character, as a surrogate.
+        if isinstance(series, str):
+            return pa.array([series], pa.string())
+    raise IncompatibleValue(
+        f"series {show_value(series)} is not the name of a series", "a text", "correct it"
+    )
+
+
 def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleValue:
     name = f"column '{field.name}'" + (f", in '{misfit.path}'," if misfit.path else "")
     store_type = type_name(misfit.data_type)

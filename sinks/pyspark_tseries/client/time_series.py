@@ -24,6 +24,7 @@ from pyspark_timestream.report import format_count
 from pyspark_tseries.client.convert import (
     check_retained,
     check_stored_columns,
+    convert_name,
     convert_value,
     new_value_fields,
     parse_author,
@@ -768,7 +769,7 @@ class TimeSeries(Questions):
         add: Callable[[SeriesCondition], EventMetadata],
     ) -> EventMetadata:
         """Call `add` if the condition holds, again whenever the series changes in the meantime."""
-        _convert_name(series)
+        convert_name(series)
 
         def attempt() -> EventMetadata | None:
             view = self._view()
@@ -815,7 +816,7 @@ class TimeSeries(Questions):
         *,
         condition: SeriesCondition | None = None,
     ) -> EventMetadata:
-        name = _convert_name(series)
+        name = convert_name(series)
         staged, values = self._convert_value(value)
         metadata = (name, pa.array([stamp], INSTANT), pa.nulls(1, pa.string()))
         columns = [*metadata, pa.array([original], pa.int64()), *values]
@@ -878,16 +879,6 @@ _Columns = tuple[list[pa.Field], pa.Schema]
 def _find_columns(store: Store) -> _Columns:
     values = store.values
     return values, staged_schema(values)
-
-
-def _convert_name(series: str) -> pa.Array:
-    """Return a column with the name of a series; raise IncompatibleValue if it is none."""
-    with contextlib.suppress(UnicodeEncodeError):  # Half a character, as a surrogate.
-        if isinstance(series, str):
-            return pa.array([series], pa.string())
-    raise IncompatibleValue(
-        f"series {show_value(series)} is not the name of a series", "a text", "correct it"
-    )
 
 
 def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:
