@@ -194,8 +194,8 @@ def _check_size(name: str, size: int, ends: tuple[int, int]) -> int:
 
 
 def _parse_gap(gap: str | timedelta | None) -> int | str | None:
-    if gap is None or gap == USUAL:
-        return gap  # type: ignore[return-value]
+    if gap is None or (isinstance(gap, str) and gap == USUAL):
+        return gap
     us = parse_length(gap)
     if us is None:
         raise InvalidQuery(

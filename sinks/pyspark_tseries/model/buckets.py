@@ -274,8 +274,8 @@ def parse_length(length: object) -> int | None:
         if isinstance(length, timedelta):
             us = timedelta_to_us(length, InvalidQuery)
         else:
-            us = parse_duration(length)  # type: ignore[arg-type]
-    except (ValueError, AttributeError):  # What has no `strip` is not a text.
+            us = parse_duration(length) if isinstance(length, str) else -1
+    except ValueError:
         return None
     return us if us >= 0 else None
 

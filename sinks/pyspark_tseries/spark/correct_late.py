@@ -31,7 +31,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_timestream.core.declarations import quote_column
-from pyspark_timestream.core.instants import format_duration, format_instant, parse_duration
+from pyspark_timestream.core.instants import (
+    TICK_US,
+    format_duration,
+    format_instant,
+    read_duration,
+)
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
@@ -572,6 +577,10 @@ def correct_late(
     _check_aggregates(aggregates)
     if timestamp not in ("start", "end"):
         raise ValueError(f"timestamp={timestamp!r}: accepted are 'start' and 'end'")
+    accepts = "a duration above 0, such as '1 hour', as the writing query has it"
+    length_us = read_duration("window", window, accepts, at_least_us=TICK_US)
+    accepts = "None, or a duration of 0 or more, such as '7 days'"
+    max_age_us = None if max_age is None else read_duration("max_age", max_age, accepts)
     location = parse_location(store, storage_options)
     with explained_failures(location):
         opened = Store.open(location)
@@ -582,14 +591,13 @@ def correct_late(
         _check_violation(late)
         if REASON_COLUMN not in [column.name for column in opened.values]:
             add_columns(opened, [pa.field(REASON_COLUMN, pa.string())])
-    length_us = parse_duration(window)
     rules = WindowRules(
         (series, start),
         {name: how for name, (_, how) in aggregates.items()},
         offset_us=length_us if timestamp == "end" else 0,
         author=author,
         reason=reason,
-        max_age_us=None if max_age is None else parse_duration(max_age),
+        max_age_us=max_age_us,
         beside_others=beside_others,
         window_us=length_us,
     )

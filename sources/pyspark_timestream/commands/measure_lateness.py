@@ -749,7 +749,8 @@ def find_lateness(
 ) -> Lateness:
     """Measure what `measure_lateness` returns as a table."""
     # Take options as Spark does: a number stands for its text.
-    texts = delays.split(",") if isinstance(delays, str) else delays and [*map(str, delays)]
+    given = delays if delays is None or isinstance(delays, Sequence) else [delays]
+    texts = given.split(",") if isinstance(given, str) else given and [*map(str, given)]
     delays_us = LADDER_US if texts is None else parse_delays(texts)
     last_us = None if last is None else parse_last(str(last))
     options = _read_options(raw, last)

@@ -31,7 +31,7 @@ from pyspark_timestream.commands.metrics import (
     record_start,
 )
 from pyspark_timestream.commands.watch.live import LiveQueries
-from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.instants import read_duration, read_whole_number
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import MissingExtra
 from pyspark_timestream.kafka.diagnosis.history import read_progress
@@ -171,11 +171,8 @@ class TimeMetrics(StreamingQueryListener):
         keep_ended: str = "1 minute",
         page: bool = False,
     ) -> None:
-        if max_partitions < 1:
-            raise ValueError(f"max_partitions={max_partitions!r}: accepted is 1 or more")
-        keep_us = parse_duration(keep_ended)
-        if keep_us < 0:
-            raise ValueError(f"keep_ended={keep_ended!r}: accepted is 0 or a positive duration")
+        max_partitions = read_whole_number("max_partitions", max_partitions, at_least=1)
+        keep_us = read_duration("keep_ended", keep_ended, "0 or a duration such as '1 minute'")
         if page and port is None:
             raise ValueError("page=True needs a port: pass port=0 for any free one")
         self._lock = Lock()

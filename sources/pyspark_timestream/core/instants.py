@@ -15,6 +15,7 @@ its own row unreadable. `parse_instant` reads a single text by the same grammar,
 
 import functools
 import re
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -26,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.arrow import Bytes, Integers, Mask, locate, to_mask
-from pyspark_timestream.errors import show_value
+from pyspark_timestream.errors import OptionError, show_value
 
 Instants = Integers
 """Instants in microseconds; `NEVER` where there is none."""
@@ -241,6 +242,67 @@ def parse_duration(text: str) -> int:
     if total.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of microseconds")
     return int(total)
+
+
+def read_duration(
+    argument: str,
+    value: object,
+    accepts: str,
+    *,
+    at_least_us: int = 0,
+    at_most_us: int = MAX_DURATION_US,
+) -> int:
+    """Return the microseconds of the text that a function was given as its `argument`.
+
+    Raises:
+        OptionError: it is no text, no duration, or outside of these bounds.
+    """
+    try:
+        if not isinstance(value, str):
+            raise ValueError("it is no text")
+        us = parse_duration(value)
+        if us < at_least_us:
+            raise ValueError(f"shorter than {format_duration(at_least_us)}")
+        if us > at_most_us:
+            raise ValueError(f"longer than {at_most_us // WEEK_US} weeks")
+    except ValueError as error:
+        problem = f"cannot read {show_value(value)} ({error})"
+        raise OptionError(argument, problem, accepts, "correct it") from None
+    return us
+
+
+def read_whole_number(argument: str, value: object, *, at_least: int) -> int:
+    """Return the whole number that a function was given as its `argument`.
+
+    Raises:
+        OptionError: it is none, or outside of the bounds.
+    """
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if is_whole and at_least <= value < 2**63:  # type: ignore[operator]
+        return int(value)  # type: ignore[call-overload,no-any-return]
+    accepts = f"a whole number, at least {at_least} and below 2^63"
+    raise OptionError(argument, f"cannot read {show_value(value)}", accepts, "correct it")
+
+
+def is_wait(seconds: object) -> bool:
+    """Return whether a thread can wait for this number of seconds, above 0."""
+    is_number = isinstance(seconds, int | float | np.integer) and not isinstance(seconds, bool)
+    return is_number and 0 < seconds < threading.TIMEOUT_MAX  # type: ignore[operator]
+
+
+def read_seconds(argument: str, value: object, *, is_zero_allowed: bool = False) -> float:
+    """Return the time to wait that a function was given as its `argument`.
+
+    Raises:
+        OptionError: it is no number of seconds above 0, or at least 0 if that is allowed, or is
+            longer than threads can wait.
+    """
+    if is_wait(value) or (is_zero_allowed and not isinstance(value, bool) and value == 0):
+        return float(value)  # type: ignore[arg-type]
+    least = "at least 0" if is_zero_allowed else "above 0"
+    raise OptionError(
+        argument, f"{show_value(value)} is not a time to wait", f"seconds, {least}", "correct it"
+    )
 
 
 def format_duration(us: int) -> str:

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_timestream.core.arrow import CTI_COLUMN, MAX_DIGITS
-from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.instants import TICK_US, read_duration
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.transforms import (
     advance_time,
@@ -121,10 +121,8 @@ def aggregate_windows(
 
 
 def _parse_length(argument: str, text: str) -> int:
-    us = parse_duration(text)
-    if us <= 0:
-        raise ValueError(f"{argument}={text!r}: accepted is more than nothing, such as '1 hour'")
-    return us
+    accepts = "a duration above 0, such as '1 hour'"
+    return read_duration(argument, text, accepts, at_least_us=TICK_US)
 
 
 def _format_us(us: int) -> str:

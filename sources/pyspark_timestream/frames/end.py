@@ -18,6 +18,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from pyspark_timestream.core.adapters import hide_tracebacks
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS, parse_offset
+from pyspark_timestream.core.instants import read_seconds
 from pyspark_timestream.core.processes import EndRequests, find_directory
 from pyspark_timestream.errors import compose_message
 
@@ -33,10 +34,12 @@ def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
     releases: with a final CTI every window; with a clock, the windows that its last tick closes.
 
     Raises:
+        OptionError: `poll_seconds` is not above 0.
         StreamingQueryException: the query failed.
     """
+    poll_s = read_seconds("poll_seconds", poll_seconds)
     while query.isActive and not has_ended(query):
-        time.sleep(poll_seconds)
+        time.sleep(poll_s)
     if query.isActive:
         query.processAllAvailable()
         query.stop()
@@ -67,11 +70,13 @@ def end_stream(
 
     Raises:
         ValueError: the query does not run, stops before its streams have ended, or reads something
-            other than topics.
+            other than topics; or a time to wait is not one.
         TimeoutError: the query has not ended in time. It continues, and may still end.
         StreamingQueryException: the query failed.
     """
-    deadline_s = time.monotonic() + timeout_seconds
+    timeout_s = read_seconds("timeout_seconds", timeout_seconds, is_zero_allowed=True)
+    poll_s = read_seconds("poll_seconds", poll_seconds)
+    deadline_s = time.monotonic() + timeout_s
     if not query.isActive:
         raise ValueError(
             compose_message(
@@ -79,13 +84,13 @@ def end_stream(
             )
         )
     requests = _open_requests(query)
-    streams = _find_streams(query, deadline_s, poll_seconds)
+    streams = _find_streams(query, deadline_s, poll_s)
     try:
         while query.isActive and not _has_final_end(query):
             # Repeat the request: a reader that has just started discards it as a leftover.
             for stream in streams:
                 requests.make(stream)
-            _sleep_until(deadline_s, poll_seconds, "has not ended")
+            _sleep_until(deadline_s, poll_s, "has not ended")
         if query.isActive:
             _process_all(query, deadline_s)
             query.stop()
@@ -139,13 +144,13 @@ def _process_all(query: StreamingQuery, deadline_s: float) -> None:
         raise failures[0]
 
 
-def _find_streams(query: StreamingQuery, deadline_s: float, poll_seconds: float) -> list[str]:
+def _find_streams(query: StreamingQuery, deadline_s: float, poll_s: float) -> list[str]:
     """Return the ids of the query's streams, once its first batch has named them."""
     while query.isActive:
         progress = query.lastProgress
         if progress:
             return [str(_read_offset(source.endOffset)["stream"]) for source in progress.sources]
-        _sleep_until(deadline_s, poll_seconds, "has not run a batch")
+        _sleep_until(deadline_s, poll_s, "has not run a batch")
     query.awaitTermination()
     raise ValueError(f"query {query.id} stopped before its first batch")
 
@@ -163,10 +168,10 @@ def _read_offset(end_offset: Any) -> dict[str, Any]:
     )
 
 
-def _sleep_until(deadline_s: float, poll_seconds: float, shortfall: str) -> None:
+def _sleep_until(deadline_s: float, poll_s: float, shortfall: str) -> None:
     if time.monotonic() > deadline_s:
         raise _time_out(shortfall)
-    time.sleep(poll_seconds)
+    time.sleep(poll_s)
 
 
 def _time_out(shortfall: str) -> TimeoutError:

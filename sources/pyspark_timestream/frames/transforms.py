@@ -25,7 +25,7 @@ from pyspark_timestream.core.instants import (
     MIN_US,
     TICK_US,
     format_instant,
-    parse_duration,
+    read_duration,
 )
 from pyspark_timestream.core.session import (
     REQUIRED_SETTINGS,
@@ -102,12 +102,8 @@ def advance_time(
 
 def _parse_keep(keep: str) -> int:
     """Return the duration in milliseconds, Spark's unit, rounded up."""
-    us = parse_duration(keep)
-    if not 0 <= us <= FINAL_US:
-        raise ValueError(
-            f"keep={keep!r}: accepted is a duration of 0 or more, such as '10 minutes'"
-        )
-    return -(-us // 1_000)
+    accepts = "a duration of 0 or more, such as '10 minutes'"
+    return -(-read_duration("keep", keep, accepts, at_most_us=FINAL_US) // 1_000)
 
 
 def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
@@ -340,10 +336,11 @@ def alter_lifetime(
             `duration` is null or not greater than zero in a row, the query fails.
     """
     us = _parse_shift(by)
+    fixed_us = None if isinstance(duration, Column) else _parse_length(duration)
     check_time_columns(df, event_time)
     _check_end(df, event_time, end_time, may_be_missing=True)
     start = quote_name(event_time)
-    length_us = _parse_length(duration) if isinstance(duration, str) else _measure(df, duration)
+    length_us = _measure(df, duration) if isinstance(duration, Column) else F.lit(fixed_us)
     end_us = F.unix_micros(_shift(start, us)) + F.when(start.isNotNull(), length_us)
     end = F.timestamp_micros(F.when(end_us.isNotNull(), F.least(end_us, F.lit(FINAL_US))))
     if "edge" in df.columns:
@@ -352,20 +349,13 @@ def alter_lifetime(
 
 
 def _parse_shift(by: str) -> int:
-    us = parse_duration(by)
-    if abs(us) > _LONGEST_US:
-        raise ValueError(f"by={by!r}: longer than all of time, from year 1 to year 9999")
-    return us
+    accepts = "a duration such as '5 minutes' or '-1 tick', at most the years 1 to 9999"
+    return read_duration("by", by, accepts, at_least_us=-_LONGEST_US, at_most_us=_LONGEST_US)
 
 
-def _parse_length(duration: str) -> Column:
-    us = parse_duration(duration)
-    if not 0 < us <= _LONGEST_US:
-        raise ValueError(
-            f"duration={duration!r}: accepted is more than nothing, and at most all of time, from "
-            "year 1 to year 9999"
-        )
-    return F.lit(us)
+def _parse_length(duration: str) -> int:
+    accepts = "a duration above 0, such as '5 minutes', at most the years 1 to 9999"
+    return read_duration("duration", duration, accepts, at_least_us=TICK_US, at_most_us=_LONGEST_US)
 
 
 def _measure(df: DataFrame, duration: Column) -> Column:

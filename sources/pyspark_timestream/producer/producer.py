@@ -27,6 +27,7 @@ from pyspark_timestream.core.instants import (
     MILLISECOND_US,
     check_instant,
     from_datetime,
+    is_wait,
     parse_instant,
 )
 from pyspark_timestream.errors import DeliveryFailed, OptionError, compose_message
@@ -272,7 +273,9 @@ class PunctuatedProducer:
             self._clock.start()
 
     def _check_interval(self, seconds: float | None) -> None:
-        if seconds is not None and (self._transactional or not 0 < seconds < threading.TIMEOUT_MAX):
+        if seconds is None:
+            return
+        if self._transactional or not is_wait(seconds):
             raise OptionError(
                 "auto_note_time",
                 f"{seconds}, with{'' if self._transactional else 'out'} transactional.id",

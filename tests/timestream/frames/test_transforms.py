@@ -271,13 +271,6 @@ def test_duplicates_are_dropped_for_as_long_as_keep_says(spark, tmp_path, rows):
     assert find() == [0, 6, 21]
 
 
-@pytest.mark.parametrize("keep", ["soon", "-1 second", ""])
-def test_a_keep_that_is_no_duration_is_refused(spark, keep):
-    frame = spark.createDataFrame([("a", LANDING, None)], SCHEMA)
-    with pytest.raises(ValueError, match=r"keep=|duration"):
-        advance_time(frame, keep=keep)
-
-
 @pytest.fixture
 def released(spark, tmp_path):
     """Run a frame of sessions over batches of rows: (batch, first minute, last minute, events)."""

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -384,6 +385,8 @@ def test_what_cannot_be_drawn_is_refused_with_what_can():
         ({"timezone": "Mars"}, "'Mars' is not a time zone"),
         ({"longest_gap": "soon"}, "longest_gap 'soon' is not the length of a gap"),
         ({"longest_gap": timedelta(-1)}, "is not the length of a gap"),
+        ({"longest_gap": b"1 hour"}, "is not the length of a gap"),
+        ({"longest_gap": pandas.NA}, "longest_gap <NA> is not the length of a gap"),
         ({"columns": []}, "columns [] are no names of columns"),
         ({"columns": [1]}, "columns [1] are no names of columns"),
         ({"units": {"w": "m"}}, "units: 'w' has no unit 'm' in this result; accepted: texts for"),

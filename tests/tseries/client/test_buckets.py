@@ -219,6 +219,8 @@ def test_buckets_of_all_series_together_have_no_column_of_a_group_and_are_drawn_
         (lambda query: query.every("often"), "is not the width of buckets"),
         (lambda query: query.gaps("-1 hour"), "is not the length of a gap"),
         (lambda query: query.gaps(7), "is not the length of a gap"),
+        (lambda query: query.gaps(b"1 hour"), "is not the length of a gap"),
+        (lambda query: query.every(b"1 hour"), "is not the width of buckets"),
         (lambda query: query.every("1 hour").select_from(), "no aggregate is named"),
         (
             lambda query: query.every("1 hour").aggregate(n="sum").by("m").select_from(),
