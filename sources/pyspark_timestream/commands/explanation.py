@@ -289,7 +289,7 @@ def explain_stream(
 ) -> StreamExplanation:
     """Report on `history`; see `diagnose` for the arguments."""
     last_batch, offset = history[-1], history[-1].offset
-    diagnoses = diagnose(history, failed, outside)
+    diagnoses = diagnose(history, failed=failed, outside=outside)
     ranks: dict[Partition, int] = {}
     for rank, diagnosis in enumerate(diagnoses):
         for partition in diagnosis.partitions - diagnosis.healthy:

@@ -395,11 +395,9 @@ def _parse_boolean(value: str) -> bool:
     return value.strip().lower() == "true"
 
 
-def _format_boolean(value: bool) -> str:
-    return str(value).lower()
-
-
-BOOLEAN: Final = Parser(_parse_boolean, "'true' or 'false'", format=_format_boolean)
+BOOLEAN: Final = Parser(
+    _parse_boolean, "'true' or 'false'", format=lambda value: str(value).lower()
+)
 
 
 def choice(*names: str) -> Parser[str]:

@@ -32,7 +32,9 @@ class Action(Enum):
     def __init__(
         self, text: str, counter: str, moves: Literal["start_us", "end_us"] | None
     ) -> None:
-        self.text, self.counter, self.moves = text, counter, moves
+        self.text = text
+        self.counter = counter
+        self.moves = moves
 
 
 class Policy(NamedTuple):

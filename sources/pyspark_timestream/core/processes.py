@@ -228,7 +228,8 @@ class lazy(Generic[T]):
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
-        self._compute, self._name = compute, compute.__name__
+        self._compute = compute
+        self._name = compute.__name__
         self.__doc__ = compute.__doc__
 
     @overload
@@ -286,7 +287,7 @@ class EndRequests:
         if _is_own(path):
             path.unlink(missing_ok=True)
 
-    def take(self, stream: str, is_running: bool) -> bool:
+    def take(self, stream: str, *, is_running: bool) -> bool:
         """Return whether this user asks the stream with that id to end.
 
         If the run has not planned its first batch yet (`is_running` is False), remove the request

@@ -289,7 +289,9 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
         use_this_interpreter(os.environ)
     environment = _get_environment(jvm)
     if fault := find_interpreter_fault(environment):
-        raise WrongInterpreter(fault, next_step=_suggest_next_step(environment, jvm is not None))
+        raise WrongInterpreter(
+            fault, next_step=_suggest_next_step(environment, is_running=jvm is not None)
+        )
     if jvm is None and _is_local(builder) and _is_this_interpreter(environment):
         use_installed_pyspark(os.environ)
     started = SparkConf() if jvm is not None else None
@@ -345,7 +347,7 @@ def warn_of_interpreter(stacklevel: int) -> None:
         warnings.warn(
             compose_message(
                 f"{fault}: formats 'timestream' and 'tseries' will not be found",
-                next_step=_suggest_next_step(environment, jvm is not None),
+                next_step=_suggest_next_step(environment, is_running=jvm is not None),
             ),
             stacklevel=stacklevel + 1,
         )
@@ -364,14 +366,14 @@ def explain_missing_format(name: str) -> str:
     jvm = _get_running_jvm()
     environment = _get_environment(jvm)
     if fault := find_interpreter_fault(environment):
-        step = _suggest_next_step(environment, jvm is not None)
+        step = _suggest_next_step(environment, is_running=jvm is not None)
     else:
         fault = "Spark imports every package that is called pyspark_*, and one that fails hides all"
         step = "look in Spark's log for 'Skipping the lookup of Python Data Sources'"
     return compose_message(f"format '{name}' was not found: {fault}", next_step=step)
 
 
-def _suggest_next_step(environment: Mapping[str, str], is_running: bool) -> str:
+def _suggest_next_step(environment: Mapping[str, str], *, is_running: bool) -> str:
     _, source = find_worker_command(environment)
     if is_running:
         # PySpark prefers this variable to the other one.

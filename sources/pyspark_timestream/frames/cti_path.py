@@ -305,10 +305,12 @@ def _pass(operator: PlanOperator, index: int, input_column: str, path: _CtiPath)
     if operator.name == _WATERMARK:
         return _CtiPath(operator.plan, loss=_Loss("withWatermark", _Effect.SECOND))
     sure = path.sure and (operator.name in _HARMLESS or operator.name in _REMOVERS)
-    return _extend(path, operator, index, _rebuild(operator, {index: path}), sure)
+    return _extend(path, operator, index, _rebuild(operator, {index: path}), sure=sure)
 
 
-def _extend(path: _CtiPath, operator: PlanOperator, index: int, plan: Any, sure: bool) -> _CtiPath:
+def _extend(
+    path: _CtiPath, operator: PlanOperator, index: int, plan: Any, *, sure: bool
+) -> _CtiPath:
     """Extend `path` by an operator that CTI rows pass; `plan` replaces its plan."""
     return replace(path, plan=plan, sure=sure, trail=(*path.trail, (operator, index)))
 
@@ -318,9 +320,9 @@ def _pass_filter(operator: PlanOperator, input_column: str, path: _CtiPath) -> _
     if condition is not None:
         # A filter on the CTI column is deliberate: import_ctis drops a stream's own CTIs like that.
         if condition.truth:
-            return _extend(path, operator, 0, _rebuild(operator, {0: path}), path.sure)
+            return _extend(path, operator, 0, _rebuild(operator, {0: path}), sure=path.sure)
         return _CtiPath(operator.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
-    return _extend(path, operator, 0, operator.widen(input_column, path.plan), path.sure)
+    return _extend(path, operator, 0, operator.widen(input_column, path.plan), sure=path.sure)
 
 
 def _unite(operator: PlanOperator, column: str) -> _CtiPath:
@@ -333,7 +335,7 @@ def _unite(operator: PlanOperator, column: str) -> _CtiPath:
     if len(coming) > 1:
         return _CtiPath(operator.plan, loss=_Loss("union", _Effect.MIXES))
     for index, path in coming.items():
-        return _extend(path, operator, index, _rebuild(operator, coming), path.sure)
+        return _extend(path, operator, index, _rebuild(operator, coming), sure=path.sure)
     losses = [path.loss for path in paths.values()]
     return _CtiPath(operator.plan, loss=losses[0] if losses and all(losses) else None)
 

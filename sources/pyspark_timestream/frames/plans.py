@@ -54,7 +54,7 @@ _LOG: Final = logging.getLogger(__name__)
 _watched: WeakSet[SparkSession] = WeakSet()
 
 
-def loses_ctis(progresses: Sequence[Mapping[str, Any]], has_ended: bool = False) -> bool:
+def loses_ctis(progresses: Sequence[Mapping[str, Any]], *, has_ended: bool = False) -> bool:
     """Return whether a query's watermark has failed to follow the CTIs of its streams.
 
     Args:
@@ -239,7 +239,8 @@ class ClassicOperator:
     """
 
     def __init__(self, plan: Any, jvm: Any = None, tables: dict[int, Any] | None = None) -> None:
-        self.plan, self._jvm = plan, jvm
+        self.plan = plan
+        self._jvm = jvm
         self._tables = {} if tables is None else tables
         self.name = str(plan.getClass().getSimpleName())
         children = list(_iterate(plan.children()))
@@ -400,7 +401,8 @@ class _ConnectOperator:
     """An operator of a Spark Connect plan, in which nothing is resolved yet."""
 
     def __init__(self, plan: Any, session: Any) -> None:
-        self.plan, self._session = plan, session
+        self.plan = plan
+        self._session = session
         kind = type(plan).__name__
         self.name = _CONNECT_NAMES.get(kind, kind)
         if kind == "SetOperation":

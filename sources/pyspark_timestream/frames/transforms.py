@@ -486,7 +486,7 @@ def _map_named(
     return function(batch.rename_columns(names) for batch in batches)
 
 
-def _add_arrival(batches: Iterable[pa.RecordBatch], is_stream: bool) -> Iterator[pa.RecordBatch]:
+def _add_arrival(batches: Iterable[pa.RecordBatch], *, is_stream: bool) -> Iterator[pa.RecordBatch]:
     context: Any = TaskContext.get()
     number = context.getLocalProperty("streaming.sql.batchId")
     batch_id = None if number is None and is_stream else int(number or 0)

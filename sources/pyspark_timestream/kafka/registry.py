@@ -274,7 +274,8 @@ class _Client:
         except ImportError as error:
             library = error.name or "confluent-kafka[schemaregistry]"
             raise MissingExtra.create("a schema registry", library, "registry") from None
-        self._settings, self._form = settings, _FORMS.get(format)
+        self._settings = settings
+        self._form = _FORMS.get(format)
         self._refusal: type[Exception] = SchemaRegistryError
         self._limit_s = request_limit_s(settings)
         self._is_late = False
@@ -386,11 +387,13 @@ class _Watcher:
     """
 
     def __init__(self, retries: int, limit_s: float) -> None:
-        self._retries, self._limit_s = retries, limit_s
+        self._retries = retries
+        self._limit_s = limit_s
         self.begin()
 
     def begin(self) -> None:
-        self._answers, self.hint = 0, _Hint()
+        self._answers = 0
+        self.hint = _Hint()
         self._deadline_s = time.monotonic() + self._limit_s
 
     def watch(self, client: Any) -> None:

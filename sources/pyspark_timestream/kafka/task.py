@@ -92,8 +92,10 @@ class _TaskRun:
     def __init__(
         self, options: KafkaOptions, projection: Projection, plan: TaskPlan, read_range: ReadRange
     ) -> None:
-        self._projection, self._read_range = projection, read_range
-        self._options, self._first = options, (options, find_required_columns(options, projection))
+        self._projection = projection
+        self._read_range = read_range
+        self._options = options
+        self._first = (options, find_required_columns(options, projection))
         self._has_ctis = projection.requests("cti")
         own_us = tuple(task_range.clock.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us

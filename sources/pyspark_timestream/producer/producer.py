@@ -48,7 +48,10 @@ class DeliveryReports:
     """Receives and counts every delivery report, and keeps the first failure until it is raised."""
 
     def __init__(self, writer: str, topic: str, config: Mapping[str, Any], log: ClientLog) -> None:
-        self._writer, self._topic, self._config, self._log = writer, topic, config, log
+        self._writer = writer
+        self._topic = topic
+        self._config = config
+        self._log = log
         self._failure: str | None = None
         self.count = 0
 
@@ -206,13 +209,16 @@ class _Patience:
     """Ends a wait after `limit_s` seconds without a change."""
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s, self._state, self._since_s = limit_s, object(), time.monotonic()
+        self._limit_s = limit_s
+        self._state = object()
+        self._since_s = time.monotonic()
 
     def is_over(self, state: object) -> bool:
         """Return whether `state` has stayed the same for longer than the limit."""
         now_s = time.monotonic()
         if state != self._state:
-            self._state, self._since_s = state, now_s
+            self._state = state
+            self._since_s = now_s
         return now_s - self._since_s > self._limit_s
 
 
@@ -248,7 +254,8 @@ class PunctuatedProducer:
         cti_header: str = "cti",
         auto_note_time: float | None = None,
     ) -> None:
-        self._topic, self._config = topic, config
+        self._topic = topic
+        self._config = config
         self._writer = Writer(writer_id, cti_header)
         self._transactional = bool(config.get("transactional.id"))
         self._check_interval(auto_note_time)

@@ -66,7 +66,10 @@ class Requests:
         prefix: str = "",
         step_s: float | None = None,
     ) -> None:
-        self._config, self._where, self._advise, self._prefix = config, where, advise, prefix
+        self._config = config
+        self._where = where
+        self._advise = advise
+        self._prefix = prefix
         self.step_s = STEP_TIMEOUT_S if step_s is None else step_s
         self.log = ClientLog(config)
         self._clients: list[BoundedClient] = []
@@ -167,7 +170,8 @@ class ProducerTransactions:
     """The transactions of one producer, one after the other."""
 
     def __init__(self, producer: BoundedClient, requests: Requests) -> None:
-        self._producer, self._requests = producer, requests
+        self._producer = producer
+        self._requests = requests
         self._has_id = self.is_open = False
 
     def take_id(self) -> None:
@@ -384,7 +388,9 @@ class BatchTransaction:
     def __init__(
         self, config: Mapping[str, str], topic: str | None, transactional_id: str, group: str
     ) -> None:
-        self._topic, self._config, self._group_name = topic, config, group
+        self._topic = topic
+        self._config = config
+        self._group_name = group
         self._sent_to: list[str] = []
         self._requests = _query_requests(config, topic)
         self._queued_bytes = self._queued = 0
@@ -450,7 +456,8 @@ class BatchTransaction:
         if is_full or self._queued_bytes + size_bytes > _MAX_QUEUED_BYTES:
             self._flush()
             self._queued = self._queued_bytes = 0
-        self._queued, self._queued_bytes = self._queued + count, self._queued_bytes + size_bytes
+        self._queued += count
+        self._queued_bytes += size_bytes
 
     def _flush(self) -> None:
         # Each record is delivered, or fails by its own timeout.

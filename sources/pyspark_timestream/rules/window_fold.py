@@ -338,7 +338,8 @@ class _Codes:
 
     def __init__(self, us: Instants, pane_us: int, keys: Iterable[pa.DictionaryArray]) -> None:
         self._steps: list[int | Integers] = []
-        self._pane_us, self._first_pane = pane_us, 0
+        self._pane_us = pane_us
+        self._first_pane = 0
         self._number_panes(us)
         for key in keys:
             count = len(key.dictionary)
@@ -386,7 +387,8 @@ class _RowGroups:
     """
 
     def __init__(self, codes: Integers, size: int) -> None:
-        self.codes, self.size = codes, size
+        self.codes = codes
+        self.size = size
         self._counts = np.bincount(codes, minlength=size)
         self.used = np.flatnonzero(self._counts)
 

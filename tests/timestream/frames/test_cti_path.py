@@ -289,7 +289,7 @@ AT_1970, MOVED = "1970-01-01T00:00:00.000Z", "2026-01-01T00:00:00.000Z"
     ],
 )
 def test_a_watermark_of_1970_beside_ctis_of_earlier_batches_is_found(progresses, has_ended, found):
-    assert loses_ctis(progresses, has_ended) is found
+    assert loses_ctis(progresses, has_ended=has_ended) is found
 
 
 def test_a_source_without_a_report_may_be_what_holds_the_watermark_back():

@@ -199,7 +199,8 @@ class Pool(Generic[C]):
         if os.getpid() != self._owner:
             # Keep them for ever: freeing one would wait for threads that this process lacks.
             self._inherited.append(self._idle)
-            self._idle, self._owner = {}, os.getpid()
+            self._idle = {}
+            self._owner = os.getpid()
 
 
 MAX_BLOCK_RECORDS: Final = 20_000

@@ -93,7 +93,9 @@ class ClientLog:
         repeats: RepeatFilter = _REPEATS,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._repeats, self._now_s = config, repeats, now_s
+        self._config = config
+        self._repeats = repeats
+        self._now_s = now_s
         self._failures: dict[str, BrokerFailure] = {}
 
     def note_error(self, code: int, text: str) -> None:
@@ -275,9 +277,11 @@ class RetryBudget:
         now_s: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._now_s, self._wait = now_s, wait
+        self._now_s = now_s
+        self._wait = wait
         self._began_s = now_s()
-        self._limit_s, self._pause_s = limit_s, pause_s
+        self._limit_s = limit_s
+        self._pause_s = pause_s
         self._request_s = _FIRST_REQUEST_TIMEOUT_S
 
     @property

@@ -127,10 +127,14 @@ class CompressionStats:
     def note(self, topic: str, received: int, inflated: int, records: int) -> None:
         """Count records; `received` are compressed bytes, `inflated` those of keys and values."""
         stats = self._topics.setdefault(topic, _Topic())
-        stats.records, stats.record_bytes = stats.records + records, stats.record_bytes + inflated
+        stats.records += records
+        stats.record_bytes += inflated
         if stats.records > _MAX_AVERAGED_RECORDS:
-            stats.records, stats.record_bytes = stats.records / 2, stats.record_bytes / 2
-        stats.received, stats.inflated = stats.received + received, stats.inflated + inflated
+            # Halve both, so that the average follows records of another size.
+            stats.records /= 2
+            stats.record_bytes /= 2
+        stats.received += received
+        stats.inflated += inflated
         if stats.received >= (_RECHECK_BYTES if stats.allows_large_fetches else _MIN_SAMPLE_BYTES):
             max_ratio = _MAX_RATIO_TO_KEEP if stats.allows_large_fetches else _MAX_RATIO_TO_ALLOW
             stats.allows_large_fetches = stats.inflated <= max_ratio * stats.received
@@ -279,7 +283,9 @@ class RangeReader:
         clock: Callable[[], float] = time.monotonic,
         budget: Callable[[float], RetryBudget] = RetryBudget,
     ) -> None:
-        self._options, self._clock, self._budget = options, clock, budget
+        self._options = options
+        self._clock = clock
+        self._budget = budget
         self._create_for_config = create_consumer
         self._config = build_consumer_config(options, group)
         self._compression = get_compression_stats(options.client["bootstrap.servers"])

@@ -289,7 +289,8 @@ class _Typing:
     def __init__(
         self, columns: Mapping[str, pa.DataType | None], others: Mapping[str, pa.DataType]
     ) -> None:
-        self._columns, self._others = columns, others
+        self._columns = columns
+        self._others = others
         self.used: dict[str, None] = {}
 
     def condition(self, node: Node) -> _Step:
@@ -487,7 +488,7 @@ def _is_comparable(data_type: pa.DataType) -> bool:
     return _is_number(data_type) or data_type in _SAME
 
 
-def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
+def _unify(left: _Step, right: _Step, *, in_list: bool = False) -> pa.DataType:
     """Return the type in which Spark compares two values, whatever the session's settings are."""
     pair = (left.type, right.type)
     if left.type == right.type and (left.type in _SAME or _is_number(left.type)):
@@ -512,7 +513,7 @@ def _unify(left: _Step, right: _Step, in_list: bool = False) -> pa.DataType:
             raise _Wrong(
                 f"{value} is outside of bigint, beside which Spark takes null for a number"
             )
-    return _unify_decimals(*(_as_decimal(step, in_list) for step in (left, right)))
+    return _unify_decimals(*(_as_decimal(step, in_list=in_list) for step in (left, right)))
 
 
 _NUMBER: Final = re.compile("[+-]?(?:[0-9]+[.]?[0-9]*|[.][0-9]+)")
@@ -553,7 +554,7 @@ def _refuse_rounding(left: _Step, right: _Step) -> None:
             )
 
 
-def _as_decimal(step: _Step, in_list: bool) -> pa.DataType:
+def _as_decimal(step: _Step, *, in_list: bool) -> pa.DataType:
     if pa.types.is_decimal(step.type):
         return step.type
     digits = _INTEGRAL_DIGITS[step.type]

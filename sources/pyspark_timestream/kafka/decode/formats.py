@@ -350,11 +350,11 @@ def split_unframed(payloads: pa.Array) -> FramedBlock:
 
 def split_value_frames(payloads: pa.Array, *, indexed: bool = False) -> FramedBlock:
     """Split n binary payloads into frame and body; `indexed` frames name a Protobuf message."""
-    equal = _split_equal_frames(payloads, indexed)
+    equal = _split_equal_frames(payloads, indexed=indexed)
     if equal is not None:
         return equal
-    frames, bodies, bad = _cut(payloads, indexed)
-    return _resolve(frames, bodies, bad, indexed)
+    frames, bodies, bad = _cut(payloads, indexed=indexed)
+    return _resolve(frames, bodies, bad, indexed=indexed)
 
 
 def split_header_frames(
@@ -365,27 +365,31 @@ def split_header_frames(
     A payload is malformed if it lacks that header, or if the header has bytes after the frame; a
     null payload never is.
     """
-    frames, remainder, bad = _cut(take_header_values(headers, find_header(headers, name)), indexed)
+    frames, remainder, bad = _cut(
+        take_header_values(headers, find_header(headers, name)), indexed=indexed
+    )
     longer = to_mask(remainder.is_valid()) & (np.diff(locate(remainder)[0]) > 0)
     bad = (bad | longer | to_mask(frames.is_null())) & to_mask(payloads.is_valid())
-    return _resolve(_blank(frames, to_mask(payloads.is_null()) | bad), payloads, bad, indexed)
+    return _resolve(
+        _blank(frames, to_mask(payloads.is_null()) | bad), payloads, bad, indexed=indexed
+    )
 
 
-def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None:
+def _split_equal_frames(payloads: pa.Array, *, indexed: bool) -> FramedBlock | None:
     """Split n payloads that all begin with the same frame, as in most blocks; else return None."""
     n = len(payloads)
     if n == 0 or payloads.null_count:
         return None
     bounds, data = locate(payloads)
     starts, ends = bounds[:-1], bounds[1:]
-    frame_size = int(_measure_frames(data, starts[:1], ends[:1], indexed)[0])
+    frame_size = int(_measure_frames(data, starts[:1], ends[:1], indexed=indexed)[0])
     if frame_size == 0 or int((ends - starts).min()) < frame_size:
         return None
     frame = data[starts[0] : starts[0] + frame_size]
     # Compare one byte of all payloads after the other: few compares, and no copy of the frames.
     if not all(bool((data[starts + index] == byte).all()) for index, byte in enumerate(frame)):
         return None
-    writer = _parse_frame(frame.tobytes(), indexed)
+    writer = _parse_frame(frame.tobytes(), indexed=indexed)
     if writer is None:
         return None
     bodies = _alternate(payloads, starts, ends, frame_size).take(pa.array(np.arange(1, 2 * n, 2)))
@@ -394,13 +398,13 @@ def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None
     return FramedBlock(bodies, schema_ids, (writer,), writer_indexes, malformed)
 
 
-def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
+def _cut(payloads: pa.Array, *, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     """Cut payloads after their frames; both are null where a payload has no sound frame."""
     n = len(payloads)
     present = to_mask(payloads.is_valid())
     bounds, data = locate(payloads)
     starts, ends = bounds[:-1], bounds[1:]
-    lengths = _measure_frames(data, starts, ends, indexed)
+    lengths = _measure_frames(data, starts, ends, indexed=indexed)
     bad = present & (lengths == 0)
     pieces = _alternate(payloads, starts, ends, lengths)
     absent = bad | ~present
@@ -423,7 +427,7 @@ def _alternate(
     return pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
 
 
-def _measure_frames(data: Bytes, starts: Integers, ends: Integers, indexed: bool) -> Integers:
+def _measure_frames(data: Bytes, starts: Integers, ends: Integers, *, indexed: bool) -> Integers:
     """Return the length of each frame; 0 where it is malformed."""
     magic = _read_bytes(data, starts, ends)
     lengths = np.where(magic == 0, _ID_LENGTH, np.where(magic == 1, _GUID_LENGTH, 0))
@@ -477,13 +481,13 @@ def _read_bytes(data: Bytes, positions: Integers, ends: Integers) -> Integers:
     return np.where(inside, data[np.where(inside, positions, 0)], -1).astype(np.int64)
 
 
-def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> FramedBlock:
+def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, *, indexed: bool) -> FramedBlock:
     """Parse each distinct frame once; different bytes may name the same writer."""
     encoded = frames.dictionary_encode()
     writers: dict[WriterSchema, int] = {}
     meaning = np.full(len(encoded.dictionary) + 1, -1, dtype=np.int32)
     for index, frame in enumerate(encoded.dictionary.to_pylist()):
-        writer = _parse_frame(frame, indexed)
+        writer = _parse_frame(frame, indexed=indexed)
         if writer is not None:
             meaning[index] = writers.setdefault(writer, len(writers))
     # The last entry stands for payloads without a frame.
@@ -498,7 +502,7 @@ def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> Fr
     )
 
 
-def _parse_frame(frame: bytes, indexed: bool) -> WriterSchema | None:
+def _parse_frame(frame: bytes, *, indexed: bool) -> WriterSchema | None:
     """Parse a frame of the right length; None if its id is above the maximum of a registry."""
     length = _GUID_LENGTH if frame[0] else _ID_LENGTH
     message = _parse_indexes(frame[length:]) if indexed else None

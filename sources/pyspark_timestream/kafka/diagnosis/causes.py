@@ -60,7 +60,7 @@ _KIND_ORDER: Final = tuple(Kind)
 
 
 def diagnose(
-    history: History, failed: bool = False, outside: Sequence[Diagnosis] = ()
+    history: History, *, failed: bool = False, outside: Sequence[Diagnosis] = ()
 ) -> tuple[Diagnosis, ...]:
     """Return the diagnoses, never none, most important first.
 
@@ -85,7 +85,7 @@ def diagnose(
     found += [warning for warning in warnings if kinds.isdisjoint(_list_refined(warning))]
     unread = {partition for partition, size in count_remaining(history).items() if size}
     if is_final:
-        found.append(_report_end(history, failed or bool(found)))
+        found.append(_report_end(history, is_wrong=failed or bool(found)))
     elif unread and all(diagnosis.kind is not Kind.BACKLOG for diagnosis in found):
         found.append(_report_backlog(history, sorted(unread)))
     if not found:
@@ -110,7 +110,8 @@ def _list_refined(warning: Diagnosis) -> tuple[Kind, ...]:
 
 def _rank(diagnosis: Diagnosis) -> int:
     """Return 0 if it holds results back or is about most events, 1 if about fewer, else 2."""
-    if diagnosis.is_partial:
+    if diagnosis.share < MOST:
+        # It is about few events, so it holds nothing back.
         return 1
     return 2 if _KIND_ORDER.index(diagnosis.kind) > _KIND_ORDER.index(Kind.LATE_ROWS) else 0
 
@@ -171,7 +172,7 @@ def _find_lost_rows(history: History, ahead: frozenset[Partition]) -> list[Diagn
     return lossy or list(find_late_rows(history, ahead))
 
 
-def _report_end(history: History, is_wrong: bool) -> Diagnosis:
+def _report_end(history: History, *, is_wrong: bool) -> Diagnosis:
     began_us = find_unchanged_since(history, lambda batch: batch.offset.final)
     unread = sum(count_remaining(history).values())
     text = "the final CTI promised that nothing changes any more, and every result is out"
@@ -251,7 +252,7 @@ def _find_reason(
         return Kind.SILENT_WRITER
     if clock.cti_us is None:
         others_have_events = totals.events > clock.events and makes_ctis(history[-1])
-        return _explain_missing_cti(clock, size, others_have_events)
+        return _explain_missing_cti(clock, size, others_have_events=others_have_events)
     is_behind = totals.cti_us is not None and totals.cti_us > clock.cti_us
     return Kind.IDLE_PARTITION if is_behind and not size else None
 
@@ -269,7 +270,9 @@ def _lags_as_a_whole(clock: PartitionClock, totals: _AllPartitions) -> bool:
     return totals.cti_us - newest_us > newest_us - min(known_us)
 
 
-def _explain_missing_cti(clock: PartitionClock, size: int, others_have_events: bool) -> Kind | None:
+def _explain_missing_cti(
+    clock: PartitionClock, size: int, *, others_have_events: bool
+) -> Kind | None:
     """Return why a partition without backlog has no CTI yet."""
     if clock.events == 0 and size:
         return None

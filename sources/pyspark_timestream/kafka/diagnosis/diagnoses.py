@@ -268,11 +268,6 @@ class Diagnosis(GivenWarning):
     healthy: frozenset[Partition] = frozenset()
 
     @property
-    def is_partial(self) -> bool:
-        """Whether it is about less than half of the events, so that it holds nothing back."""
-        return self.share < MOST
-
-    @property
     def fix(self) -> str:
         """The advice of this diagnosis, or else the fix of its kind."""
         return self.advice or self.kind.fix

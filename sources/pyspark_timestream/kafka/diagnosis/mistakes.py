@@ -95,11 +95,6 @@ def makes_ctis(batch: BatchRecord) -> bool:
     return not batch.settings.keys().isdisjoint(CTI_SETTINGS)
 
 
-def _keeps_late(settings: Mapping[str, str]) -> bool:
-    """True if a stream with these settings passes late events on, flagged."""
-    return find_policy(settings).flags
-
-
 def _needs_times(batch: BatchRecord) -> bool:
     """True if the options use event times, unlike those of a plain Kafka source."""
     return makes_ctis(batch) or batch.settings.get("startTime", "timestamp") != "timestamp"
@@ -156,7 +151,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
         return
     malformed, events = sum(counts.values()), sum(clocks[partition].events for partition in counts)
     advice = "correct the producers that write such events"
-    if not _keeps_late(last_batch.settings):
+    if not find_policy(last_batch.settings).flags:
         advice += (
             f"; 'violationPolicy' = '{KEEP_ALL}', beside 'changeFrom' or with a new checkpoint, "
             "keeps them as rows"
@@ -205,7 +200,7 @@ def _report_unusable(
 
 def _find_tombstones(history: History) -> Iterator[Diagnosis]:
     last_batch = history[-1]
-    is_kept = _keeps_late(last_batch.settings) or not makes_ctis(last_batch)
+    is_kept = find_policy(last_batch.settings).flags or not makes_ctis(last_batch)
     fate = "are passed on" if is_kept else "become no rows"
     advice = "nothing to fix: they are rows without a time, which no window or join has"
     return _report_unusable(
@@ -360,7 +355,7 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
         ways.append(
             "'futurePolicy' = 'drop', beside 'changeFrom' or with a new checkpoint, leaves them out"
         )
-        if not _keeps_late(settings):
+        if not find_policy(settings).flags:
             ways.append(f"'violationPolicy' = '{KEEP_ALL}' marks them instead")
     return "; ".join(ways)
 
@@ -443,7 +438,7 @@ def report_clocks_ahead(history: History, ahead: Set[Partition]) -> Iterator[Dia
         ),
         partitions=frozenset(partitions),
         level=late.bit_length(),
-        advice=_advise_right_clock(last_batch.settings, by_record),
+        advice=_advise_right_clock(last_batch.settings, by_record=by_record),
     )
 
 
@@ -463,7 +458,7 @@ def _describe_ahead(batch: BatchRecord, clock: PartitionClock) -> str:
     return f"events far after their records' timestamps made the CTI, which is {cti} by now"
 
 
-def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
+def _advise_right_clock(settings: Mapping[str, str], *, by_record: bool) -> str:
     """Advise what to do about a clock ahead; `by_record`: the records' timestamps show it."""
     if "ctiFrequency" not in settings:
         return (
@@ -539,7 +534,7 @@ def _advise_delay(
     delay_us = parse_duration(settings.get("ctiDelay", "0 seconds")) + most_late_us
     unit_us = next((unit for unit in UNITS_US[1:] if delay_us >= 10 * unit), 1_000)
     keep = ""
-    if not _keeps_late(settings):
+    if not find_policy(settings).flags:
         keep = f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
     return (
         f"{condition}, set 'ctiDelay' = '{format_duration(-(-delay_us // unit_us) * unit_us)}', "

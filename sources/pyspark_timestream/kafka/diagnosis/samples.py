@@ -387,7 +387,7 @@ def _list_names(noun: str, entries: Sequence[dict[str, Any]], key: str) -> str:
     return f", but {', '.join(names)}{more}"
 
 
-def _summarize(name: str, value: Any, has_end: bool = False) -> str:
+def _summarize(name: str, value: Any, *, has_end: bool = False) -> str:
     """Describe a value by its type and beginning, a possible secret only by its type.
 
     With `has_end` show the end too, if both together are at most half of the value.

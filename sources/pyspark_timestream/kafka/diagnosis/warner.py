@@ -87,7 +87,8 @@ class Warner:
         projection: Projection | None,
         create_reader: CreateReader,
     ) -> None:
-        self._options, self._projection = options, projection
+        self._options = options
+        self._projection = projection
         self._create_reader = create_reader
         self._details: dict[tuple[Kind, int], str] = {}
         self._sample_diagnoses: list[Diagnosis] | None = None
@@ -97,7 +98,7 @@ class Warner:
         self._last_update: tuple[tuple[str, int], int, Warnings] | None = None
 
     def warn_at_start(
-        self, earliest: Mapping[Partition, int], starts: Mapping[Partition, int], bounded: bool
+        self, earliest: Mapping[Partition, int], starts: Mapping[Partition, int], *, bounded: bool
     ) -> Warnings:
         """Return the warnings of a new query that starts reading at `starts`."""
         passed_over = sum(
@@ -153,7 +154,7 @@ class Warner:
             [
                 adapted
                 for diagnosis in diagnoses
-                if (adapted := self._adapt(diagnosis, now.bounded))
+                if (adapted := self._adapt(diagnosis, bounded=now.bounded))
             ],
             lambda diagnosis: self._get_detail(diagnosis, now),
         )
@@ -211,7 +212,7 @@ class Warner:
         diagnoses = find_warnings((BatchRecord(0, sampled),), 0)
         return [replace(diagnosis, scope="of its newest records") for diagnosis in diagnoses]
 
-    def _adapt(self, diagnosis: Diagnosis, bounded: bool) -> Diagnosis | None:
+    def _adapt(self, diagnosis: Diagnosis, *, bounded: bool) -> Diagnosis | None:
         """Adapt a diagnosis to options that offsets do not contain; None: give no warning.
 
         Warn of an idle partition only if it may delay results for longer than the options allow.

@@ -103,7 +103,8 @@ class _WaitingChange:
     """
 
     def __init__(self, options: KafkaOptions) -> None:
-        self.settings, self._from_us = options.settings(), options.change_at_us
+        self.settings = options.settings()
+        self._from_us = options.change_at_us
         self.waits = False
 
     def begin(self, previous: StreamOffset) -> bool:
@@ -216,7 +217,7 @@ class StreamDriver:
         importer = self._get_importer()
         if importer is not None:
             importer.limit_to_current_ends()
-        self._ends.limit_to_current_ends(read_ends or {}, importer is not None)
+        self._ends.limit_to_current_ends(read_ends or {}, has_import=importer is not None)
         if not self._has_started:
             # A run that goes on keeps the times of its idle partitions.
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
@@ -305,7 +306,7 @@ class StreamDriver:
         """Make this a bounded run with a final CTI if `end_stream` asks for one (11.12)."""
         if previous is None or self._has_end_request:
             return
-        if not self._requests.take(previous.stream, self._has_started):
+        if not self._requests.take(previous.stream, is_running=self._has_started):
             return
         if not self._ends.is_bounded:
             # A bounded run stops at its own ends; this one now stops at those of the logs.
@@ -364,7 +365,7 @@ class StreamDriver:
             imported=imported,
             high_watermarks=limit_ends(high_watermarks, fixed_ends, {}),
         )
-        warnings = self._warner.warn_at_start(earliest, starts, run.bounded)
+        warnings = self._warner.warn_at_start(earliest, starts, bounded=run.bounded)
         planned = plan_first_offset(stream, self._options.settings(), snapshot, run, warnings)
         return replace(planned, fixed_ends=fixed_ends)
 

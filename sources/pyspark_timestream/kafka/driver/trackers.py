@@ -62,7 +62,7 @@ class IdleTracker:
             times, even if requests failed since then.
     """
 
-    def __init__(self, timeout_us: int | None, across_runs: bool = False) -> None:
+    def __init__(self, timeout_us: int | None, *, across_runs: bool = False) -> None:
         self._timeout_us = timeout_us
         self._across_runs = across_runs
         self._since_us: dict[Partition, int] = {}
@@ -96,7 +96,9 @@ class IdleTracker:
             for partition, position in positions.items()
             if ends.get(partition) == position
         ]
-        since_us = find_caught_up(self._since_us, caught_up, now_us, self._troubled(broker))
+        since_us = find_caught_up(
+            self._since_us, caught_up, now_us, troubled=self._troubled(broker)
+        )
         self._troubles = broker.trouble_count
         to_check = set(find_newly_idle(since_us, idle, self._timeout_us, now_us))
         if (
@@ -212,7 +214,8 @@ class CtiImporter:
             DataLost: records of the topic are gone, and option `failOnDataLoss` is true.
         """
         if self._topic is None:
-            self._topic, self.topic_ids = recorded or ImportedTopic(), dict(topic_ids)
+            self._topic = recorded or ImportedTopic()
+            self.topic_ids = dict(topic_ids)
             self._idle_tracker.resume(self._topic.partitions)
         topic = self._topic
         recreated = self._refresh_partitions(now_us)
@@ -244,7 +247,7 @@ class CtiImporter:
         idle = find_idle(since_us, was_idle, self._options.idle_timeout_us, now_us)
         partitions = {}
         for partition, progress in topic.partitions.items():
-            if partition in was_idle - idle and topic.cti_us is not None:
+            if partition in was_idle - idle:
                 progress = _raise_partition(progress, topic.cti_us)
             partitions[partition] = replace(
                 progress, idle=partition in idle, caught_up_since_us=since_us.get(partition)
@@ -269,7 +272,7 @@ class CtiImporter:
             for partition, position in positions.items()
         }
         starts |= {
-            partition: _start_partition(topic, earliest[partition])
+            partition: _raise_partition(ImportedPartition(earliest[partition]), topic.cti_us)
             for partition in ends
             if partition not in topic.partitions and partition in earliest
         }
@@ -283,7 +286,8 @@ class CtiImporter:
         """List the partitions at most once a second; return the topic if it was recreated."""
         if now_us - self._listed_us < _DISCOVERY_INTERVAL_US:
             return frozenset()
-        self._partitions, self._listed_us = self._broker.partitions(), now_us
+        self._partitions = self._broker.partitions()
+        self._listed_us = now_us
         topic_ids = self._broker.topic_ids(self._options.subscribe or ())
         recreated = find_recreated_topics(self.topic_ids, topic_ids)
         self.topic_ids = topic_ids or self.topic_ids
@@ -338,13 +342,10 @@ class CtiImporter:
         return replace(progress, position=end)
 
 
-def _start_partition(topic: ImportedTopic, position: int) -> ImportedPartition:
-    """Return the progress of a new partition, raised so that the topic's CTI does not fall."""
-    new = ImportedPartition(position)
-    return new if topic.cti_us is None else _raise_partition(new, topic.cti_us)
-
-
-def _raise_partition(partition: ImportedPartition, cti_us: int) -> ImportedPartition:
+def _raise_partition(partition: ImportedPartition, cti_us: int | None) -> ImportedPartition:
+    """Raise a new or newly active partition, so that the topic's CTI `cti_us` does not fall."""
+    if cti_us is None:
+        return partition
     return replace(
         partition,
         clock=raise_cti(partition.clock, cti_us),
@@ -421,7 +422,7 @@ class TopicIds:
         self._ids: dict[str, str] = {}
         self._asked_at_s = float("-inf")
 
-    def get(self, partitions: Iterable[Partition], fresh: bool = False) -> dict[str, str]:
+    def get(self, partitions: Iterable[Partition], *, fresh: bool = False) -> dict[str, str]:
         """Return the ids of the topics; those of now if `fresh`."""
         if fresh or self._asked_at_s != self._partition_cache.asked_at_s:
             topics = {partition.topic for partition in partitions}
@@ -430,7 +431,8 @@ class TopicIds:
 
     def note(self, topic_ids: dict[str, str]) -> None:
         """Note the ids of the topics that are listed now."""
-        self._ids, self._asked_at_s = topic_ids, self._partition_cache.asked_at_s
+        self._ids = topic_ids
+        self._asked_at_s = self._partition_cache.asked_at_s
 
     def require(self, topics: Set[str], why: str) -> dict[str, str]:
         """Return the ids of the topics that exist; ask again until the brokers tell all of them.
@@ -488,7 +490,9 @@ class RunEnds:
         """Read no further than `bounds`."""
         self._bounds = dict(bounds)
 
-    def limit_to_current_ends(self, read_ends: Mapping[Partition, int], has_import: bool) -> None:
+    def limit_to_current_ends(
+        self, read_ends: Mapping[Partition, int], *, has_import: bool
+    ) -> None:
         """Read no further than the current ends, or than `read_ends` of this run if higher.
 
         With an import, also note the ends that include open transactions: imported CTIs wait for

@@ -54,11 +54,6 @@ class ClockChange:
     old: Settings
     new: Settings
 
-    @property
-    def changes_pinned(self) -> bool:
-        """Whether it changes more than `idleTimeout`."""
-        return {*self.old, *self.new} != {IDLE_TIMEOUT}
-
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys."""
         return {
@@ -197,7 +192,12 @@ def keep_changes(changes: Sequence[ClockChange], committed: int) -> tuple[ClockC
     `idleTimeout`, which anyone may make, never push it out.
     """
     dispensable = max(len(changes) - KEPT_CHANGES, 0)
-    last_pinned = max((n for n, change in enumerate(changes) if change.changes_pinned), default=-1)
+    pinned = (
+        index
+        for index, change in enumerate(changes)
+        if {*change.old, *change.new} != {IDLE_TIMEOUT}
+    )
+    last_pinned = max(pinned, default=-1)
     return tuple(
         change
         for index, change in enumerate(changes)

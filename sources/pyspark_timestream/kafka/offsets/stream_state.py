@@ -215,7 +215,7 @@ CaughtUpSince = Mapping[Partition, int]
 
 
 def find_caught_up(
-    since_us: CaughtUpSince, caught_up: Collection[Partition], now_us: int, troubled: bool
+    since_us: CaughtUpSince, caught_up: Collection[Partition], now_us: int, *, troubled: bool
 ) -> dict[Partition, int]:
     """Return since when each partition of `caught_up` has been so.
 

@@ -50,7 +50,7 @@ def _check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
         )
     for rules in options.payload_rules:
         _check_effect(rules, texts)
-        _check_framing(rules, bool(options.registry))
+        _check_framing(rules, has_url=bool(options.registry))
         if rules.format in SCHEMA_FORMATS:
             _check_schema(rules)
     if "keyprefix" in texts and options.key_format == "binary":
@@ -106,7 +106,7 @@ def _needs_registry(rules: PayloadRules, name: str, subject: str) -> OptionError
     )
 
 
-def _check_framing(rules: PayloadRules, has_url: bool) -> None:
+def _check_framing(rules: PayloadRules, *, has_url: bool) -> None:
     if rules.framing == "header" and not has_url:
         raise OptionError(
             rules.option_name("framing"),

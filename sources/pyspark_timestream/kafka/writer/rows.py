@@ -193,7 +193,8 @@ class TaskRows:
     def __init__(
         self, header: str | None, blocks: Iterator[pa.RecordBatch], *, by_topic: bool = False
     ) -> None:
-        self._header, self._by_topic = header, by_topic
+        self._header = header
+        self._by_topic = by_topic
         self._kept: list[_Rows] | None = []
         self._kept_bytes = 0
         self._unread = self._take_rows(blocks)
@@ -220,7 +221,8 @@ class TaskRows:
         """Go back to the first row; False if some rows are no longer kept."""
         if self._kept is None:
             return False
-        self._blocks, self.count = chain(list(self._kept), self._unread), 0
+        self._blocks = chain(list(self._kept), self._unread)
+        self.count = 0
         return True
 
     def _take_rows(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[_Rows]:

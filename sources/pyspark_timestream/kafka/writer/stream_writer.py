@@ -345,7 +345,8 @@ class KafkaBatchWriter(DataSourceArrowWriter):
     """
 
     def __init__(self, options: KafkaWriteOptions, write_id: str) -> None:
-        self._options, self._id = options, write_id
+        self._options = options
+        self._id = write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write a task's rows in one transaction, unless another attempt has done so."""
@@ -372,7 +373,9 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         has_marks: bool,
         location: str | None = None,
     ) -> None:
-        self._options, self._checkpoint, self._has_marks = options, checkpoint, has_marks
+        self._options = options
+        self._checkpoint = checkpoint
+        self._has_marks = has_marks
         self._location = location
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTask:

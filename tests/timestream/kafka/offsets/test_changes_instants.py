@@ -176,7 +176,7 @@ def test_bounded_runs_that_come_back_change_once_the_instant_is_reached():
         query.restart(**NEW, changeFrom=instant(6))
         query.reader.prepareForTriggerAvailableNow()
         put(logs, "topic", [(time, time)])
-        query.reader._driver._ends.limit_to_current_ends({}, False)
+        query.reader._driver._ends.limit_to_current_ends({}, has_import=False)
         query.drain()
     (change,) = query.offset().changes
     assert change.cti_us == 6 * SECOND

@@ -155,7 +155,8 @@ class _OwnedBuffer:
     """Frees a buffer of the library when Arrow no longer uses it."""
 
     def __init__(self, native_reader: NativeReader, address: int) -> None:
-        self._release, self._address = native_reader.release, address
+        self._release = native_reader.release
+        self._address = address
 
     def __del__(self) -> None:
         self._release(self._address)
@@ -323,7 +324,8 @@ class NativeConsumer:
     def __init__(
         self, config: Mapping[str, Any], native_reader: NativeReader, log: ClientLog
     ) -> None:
-        self._kafka, self._native_reader = _load_librdkafka(), native_reader
+        self._kafka = _load_librdkafka()
+        self._native_reader = native_reader
         handlers = _build_handlers(log)
         client, counter = _create_client(self._kafka, native_reader, config, handlers)
         queue = self._kafka.rd_kafka_queue_get_consumer(client)

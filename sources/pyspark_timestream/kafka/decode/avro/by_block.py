@@ -68,7 +68,10 @@ class Cursors:
         ends: Integers,
         budget: Integers,
     ) -> None:
-        self._bytes, self._words, self.positions, self.ends = data, words, positions, ends
+        self._bytes = data
+        self._words = words
+        self.positions = positions
+        self.ends = ends
         self.budget = budget
         self.broken = np.zeros(len(positions), np.bool_)
         self.by_row = np.zeros(len(positions), np.bool_)

@@ -71,7 +71,10 @@ class _Row:
     __slots__ = ("budget", "columns", "data", "depth", "position")
 
     def __init__(self, data: bytes, columns: list[list[Any]]) -> None:
-        self.data, self.position, self.depth, self.columns = data, 0, 0, columns
+        self.data = data
+        self.position = 0
+        self.depth = 0
+        self.columns = columns
         self.budget = len(data)  # As in `by_block`: only items without bytes could be more.
 
     def _read_varint(self, most_bytes: int, bound: int) -> int:
@@ -140,7 +143,8 @@ class RowReader:
     """Reads payloads by one plan."""
 
     def __init__(self, plan: AvroPlan) -> None:
-        self._plan, self._lists = plan, 0
+        self._plan = plan
+        self._lists = 0
         self._recursive: dict[str, Reader] = {}
         for name, step in plan.recursive.items():
             self._recursive[name] = self._build(step)

@@ -237,7 +237,8 @@ class _JsonColumn:
     """The buffers for n values of a field, and the array that they become."""
 
     def __init__(self, field: _ScanField, n: int, text_bytes: int) -> None:
-        self._field, self._n = field, n
+        self._field = field
+        self._n = n
         self._valid = _make_bits(n)
         is_text = field.kind in (_TEXT, _ANY, _TIME)
         width = _get_width(field)
@@ -631,7 +632,9 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
         or schemas.add(path, _RAW_TYPES.get(type(descend(first_value, path).value), pa.string()))
         for text, path in fields.raw_paths().items()
     }
-    buffer = pc.binary_join(_wrap_in_list(texts), "\n")[0].as_buffer()
+    # `binary_join` joins the items of each list, so put all texts into one.
+    one_list = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
+    buffer = pc.binary_join(one_list, "\n")[0].as_buffer()
     tables: list[pa.Table] = []
     for schema in schemas.schemas():
         table = _read(buffer, len(texts), schema)
@@ -647,11 +650,6 @@ def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _P
     ]
     pieces = {text: [column] for text, column in raw.items()}
     return build_decoded_block(finished, pieces, np.full(len(texts), FINE, np.uint8))
-
-
-def _wrap_in_list(texts: pa.Array) -> pa.Array:
-    # `binary_join` joins the items of each list, so put all texts into one.
-    return pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
 
 
 def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | _ParseFailure:
@@ -697,21 +695,17 @@ def _loses_digits(column: pa.Array) -> bool:
     return largest is not None and largest >= _MAX_EXACT_DOUBLE
 
 
-def _is_text_on_wire(data_type: pa.DataType) -> bool:
-    types = pa.types
-    is_time = types.is_timestamp(data_type) or types.is_date32(data_type)
-    return bool(is_time or types.is_binary(data_type))
-
-
 def _get_wire_type(data_type: pa.DataType) -> pa.DataType:
     """Return the type that Arrow parses: times and bytes are strings, which are converted later."""
-    if _is_text_on_wire(data_type):
+    types = pa.types
+    is_time = types.is_timestamp(data_type) or types.is_date32(data_type)
+    if is_time or types.is_binary(data_type):
         return pa.string()
-    if pa.types.is_struct(data_type):
+    if types.is_struct(data_type):
         return pa.struct([(field.name, _get_wire_type(field.type)) for field in data_type])
-    if pa.types.is_list(data_type):
+    if types.is_list(data_type):
         return pa.list_(_get_wire_type(data_type.value_type))
-    if pa.types.is_decimal(data_type) and data_type.precision + data_type.scale > MAX_DIGITS:
+    if types.is_decimal(data_type) and data_type.precision + data_type.scale > MAX_DIGITS:
         # Arrow's parser counts a number's digits, and then multiplies by ten for each missing place
         # behind the point without looking whether the product still fits.
         return pa.decimal256(MAX_WIDE_DIGITS - data_type.scale, data_type.scale)

@@ -208,7 +208,8 @@ class Misfit(Exception):
 
     def __init__(self, problem: str, accepts: str) -> None:
         super().__init__(problem)
-        self.problem, self.accepts = problem, accepts
+        self.problem = problem
+        self.accepts = accepts
 
 
 def _describe_type(field: Any) -> str:
