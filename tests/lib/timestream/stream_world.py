@@ -6,6 +6,7 @@ oracle knows nothing of offsets: it keeps one clock a partition, and moves it on
 
 import copy
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -27,7 +28,6 @@ from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import reconcile
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
-    MaxSkew,
     RunContext,
     find_alignment,
 )
@@ -184,12 +184,15 @@ class World:
     def batch(self, cap=None):
         """Plan and run a batch; False where there is nothing to do."""
         run = RunContext(
+            replace(
+                self.options,
+                max_tasks=self.max_tasks,
+                idle_timeout_us=TIMEOUT,
+                max_skew_us=self.max_skew_us,
+            ),
             max_offsets=cap,
-            max_tasks=self.max_tasks,
             bounded=self.bounds is not None,
             new_start=not self.began,
-            idle_timeout_us=TIMEOUT,
-            max_skew=self.max_skew_us and MaxSkew(self.max_skew_us, 0),
             committed_batch=self.noted,
         )
         previous = self.offset() if self.text else None

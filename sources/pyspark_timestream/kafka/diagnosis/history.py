@@ -24,10 +24,12 @@ from pyspark_timestream.kafka.offsets.offset import (
     read_recorded_offset,
 )
 from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import COUNTERS, PartitionClock, min_cti
 
 _NEXT_STEP: Final = "pass the directory that the query had as option 'checkpointLocation'"
+_DEFAULT_OPTIONS: Final = KafkaOptions()
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
 
@@ -291,8 +293,7 @@ def _merge(earlier: BatchRecord, record: BatchRecord) -> BatchRecord:
 def build_progress(
     offset: StreamOffset,
     readable_ends: Mapping[Partition, int],
-    until_us: int | None = None,
-    topic_settings: tuple[str, Mapping[str, str]] | None = None,
+    options: KafkaOptions = _DEFAULT_OPTIONS,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Build the progress report of the batch `offset`, as of the batch's start.
@@ -300,11 +301,10 @@ def build_progress(
     A partition's `offset` is the batch's start, and its `lag` is the number of offsets from there
     to the end of the log, or to the stream's own end. Counters are per partition, and summed over
     existing partitions; `malformedValues` counts by reason as well.
-
-    `until_us` is option `endingCti`, `topic_settings` the text of option `timeSettings` with the
-    options taken from there, and `warnings` the texts of the warnings that hold.
+    `warnings` are the texts of the warnings that hold.
     """
-    ends = limit_ends(readable_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
+    ended = find_ended(offset, {}, options.ending_cti_us)
+    ends = limit_ends(readable_ends, offset.fixed_ends, ended)
     topics: dict[str, dict[str, Any]] = {}
     totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_PAYLOADS
     for partition, partition_offset in sorted(offset.partitions.items()):
@@ -330,8 +330,8 @@ def build_progress(
         ],
         **totals,
         "malformedValues": _report_malformed(malformed),
-        "timeSettings": topic_settings
-        and {"from": topic_settings[0], "taken": dict(topic_settings[1])},
+        "timeSettings": options.time_settings
+        and {"from": str(options.time_settings), "taken": dict(options.topic_settings)},
     }
 
 

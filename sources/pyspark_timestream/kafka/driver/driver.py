@@ -73,7 +73,6 @@ from pyspark_timestream.kafka.offsets.positions import (
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
-    MaxSkew,
     RunContext,
     StreamState,
     find_alignment,
@@ -104,7 +103,8 @@ class _WaitingChange:
 
     def __init__(self, options: KafkaOptions) -> None:
         self.settings = options.settings()
-        self._from_us = options.change_at_us
+        # With `now` nothing waits.
+        self._from_us = options.change_from if isinstance(options.change_from, int) else None
         self.waits = False
 
     def begin(self, previous: StreamOffset) -> bool:
@@ -320,24 +320,21 @@ class StreamDriver:
 
     def _make_run_context(self, cap: int | None, previous: StreamOffset | None) -> RunContext:
         """Make the limits of the next batch, with the change that `changeFrom` allows."""
-        options, change = self._options, None
+        options = self._options
+        change = None
         if previous is not None:
             # A change that waits is not one of this batch.
             settings = previous.settings if self._change.waits else self._change.settings
             unpinned = _list_unpinned(options, previous.stream)
             change = find_change(options, settings, previous, unpinned)
         return RunContext(
+            options,
             max_offsets=cap,
             min_offsets=options.min_offsets if self._waits_for_records() else None,
-            max_tasks=options.max_tasks,
             bounded=self._ends.is_bounded,
             new_start=not self._has_started,
             final_cti=options.final_cti or (self._has_end_request and options.has_ctis),
-            idle_timeout_us=options.idle_timeout_us,
-            idle_advance_us=options.idle_advance_us,
-            max_skew=MaxSkew.from_options(options),
             committed_batch=self._committed_batch,
-            until_us=options.ending_cti_us,
             change=change,
         )
 
@@ -616,12 +613,10 @@ class StreamDriver:
         """Return the progress report of the batch planned last."""
         if self.planned is None:
             return None
-        options = self._options
         return build_progress(
             self.planned,
             self._ends.readable_ends,
-            options.ending_cti_us,
-            options.topic_settings_report,
+            self._options,
             [warning.line for warning in recall_warnings(self.planned.warnings)],
         )
 

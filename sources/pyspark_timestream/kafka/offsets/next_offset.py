@@ -118,13 +118,13 @@ def carry_over(state: StreamState) -> StreamOffset:
 def _carry_over_partition(
     state: StreamState, partition: Partition, position: int
 ) -> PartitionOffset:
-    last_offset, snapshot = state.find_last(partition), state.snapshot
+    last_offset = state.find_last(partition)
     return PartitionOffset(
         position,
         position,
         state.find_clock(partition),
         idle=state.was_idle(partition),
-        caught_up_since_us=snapshot.caught_up_since_us.get(partition),
+        caught_up_since_us=state.snapshot.caught_up_since_us.get(partition),
         pending=last_offset.pending if last_offset else (),
         malformed_payloads=state.find_malformed(partition),
     )
@@ -132,7 +132,7 @@ def _carry_over_partition(
 
 def _end_run_at(state: StreamState, cti_us: int | None) -> StreamState:
     """7.7: once the stream's CTI has reached `endingCti`, the run is bounded."""
-    bounded = state.run.bounded or has_reached(cti_us, state.run.until_us)
+    bounded = state.run.bounded or has_reached(cti_us, state.run.options.ending_cti_us)
     return replace(state, run=replace(state.run, bounded=bounded))
 
 
@@ -197,7 +197,7 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
         # After the end-of-run batch no partition becomes idle.
         return planned
     since_us, now_us = state.snapshot.caught_up_since_us, state.snapshot.now_us
-    idle = find_idle(since_us, state.previous.idle, state.run.idle_timeout_us, now_us)
+    idle = find_idle(since_us, state.previous.idle, state.run.options.idle_timeout_us, now_us)
 
     def set_idle(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
         is_idle = partition in idle
@@ -231,8 +231,10 @@ def _defer_import(
     recreated: Collection[str],
 ) -> Pending:
     """Return the imported CTIs that wait for a partition's records, including a new one."""
-    snapshot, last_offset = state.snapshot, state.find_last(partition)
-    position, pending = partition_offset.start_inclusive, partition_offset.pending
+    snapshot = state.snapshot
+    last_offset = state.find_last(partition)
+    position = partition_offset.start_inclusive
+    pending = partition_offset.pending
     end = snapshot.ends.get(partition, position)
     is_moved = last_offset is not None and position != last_offset.end_exclusive
     if pending and (is_moved or partition.topic in recreated):
@@ -262,7 +264,7 @@ def _set_stream_cti(
     if not idle or active or new or state.has_run_ended or state.previous.final:
         # The wall clock speaks only for a stream that is idle in all partitions and goes on.
         return replace(planned, cti_us=cti_us)
-    advanced_us = advance_by_clock(cti_us, state.run.idle_advance_us, state.snapshot.now_us)
+    advanced_us = advance_by_clock(cti_us, state.run.options.idle_advance_us, state.snapshot.now_us)
     if advanced_us is None:
         return replace(planned, cti_us=cti_us)
     return replace(planned, cti_us=advanced_us, advanced_us=advanced_us)
@@ -297,26 +299,34 @@ def _set_ranges(
     state: StreamState, planned: StreamOffset, time_index: Mapping[Partition, int | None]
 ) -> StreamOffset:
     """5.10, 7.6, 7.7: decide how far the batch reads each partition, within all limits."""
-    run, positions = state.run, state.snapshot.positions
+    run = state.run
+    positions = state.snapshot.positions
     reachable = _find_reachable(state, planned)
     alignment = find_alignment(state, reachable)
     aligned, waiting = align_ends(alignment, positions, reachable, time_index)
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets, aligned)
 
     def set_range(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
-        last_offset, clock = state.find_last(partition), partition_offset.clock
-        batch, position = planned.number, partition_offset.start_inclusive
-        committed = run.committed_batch
+        last_offset = state.find_last(partition)
+        clock = partition_offset.clock
+        position = partition_offset.start_inclusive
         # No record raises a clock that this plan has raised, so a replay must do it again.
         forced_us = None if clock.cti_us == state.find_clock(partition).cti_us else clock.cti_us
         return replace(
             partition_offset,
             end_exclusive=limited[partition],
             restart_points=note_restart_point(
-                last_offset, batch=batch, position=position, committed=committed
+                last_offset,
+                batch=planned.number,
+                position=position,
+                committed=run.committed_batch,
             ),
             forced_ctis=note_forced_cti(
-                last_offset, batch=batch, position=position, committed=committed, cti_us=forced_us
+                last_offset,
+                batch=planned.number,
+                position=position,
+                committed=run.committed_batch,
+                cti_us=forced_us,
             ),
             waits=partition in waiting,
         )
@@ -326,7 +336,7 @@ def _set_ranges(
 
 def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition, int]:
     """Return how far each partition can be read; one that has ended stays at its position."""
-    until_us = state.run.until_us
+    until_us = state.run.options.ending_cti_us
     # A final CTI that came before `endingCti` raises partitions past that, too. They have not
     # ended: their new records must be reachable, so that `_finish` refuses them.
     can_end = not state.previous.final or has_stream_ended(state.previous, until_us)
@@ -341,10 +351,10 @@ def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition
 
 def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -> StreamOffset:
     """7.2, 7.3: derive the tasks, the first CTI row and the end of the run from the ranges."""
-    run, has_records = state.run, planned.has_records
-    end_of_run = run.bounded and not has_records
+    run = state.run
+    end_of_run = run.bounded and not planned.has_records
     final = planned.final or (end_of_run and run.final_cti)
-    if has_records and state.previous.final:
+    if planned.has_records and state.previous.final:
         raise CheckpointMismatch(
             "this checkpoint's stream has ended: its final CTI promised that nothing changes any "
             "more, and now there are new records; start with a new checkpoint, or run with option "
@@ -356,7 +366,7 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
         planned,
         cti_us=cti_us,
         first_cti_us=cti_us if is_new else None,
-        tasks=count_tasks(planned.ranges(), run.max_tasks),
+        tasks=count_tasks(planned.ranges(), run.options.max_tasks),
         end_of_run=end_of_run,
         final=final,
         bounded=run.bounded,
@@ -365,7 +375,9 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
 
 def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
     """Return whether the batch has records, a new CTI, or a decision that a replay must repeat."""
-    previous, run, snapshot = state.previous, state.run, state.snapshot
+    previous = state.previous
+    run = state.run
+    snapshot = state.snapshot
     if planned.has_records or planned.first_cti_us is not None:
         return True
     if run.new_start or run.change is not None or snapshot.lost or state.has_new_import:

@@ -24,65 +24,28 @@ from pyspark_timestream.rules.clocks import PartitionClock, find_max_proven, max
 
 
 @dataclass(frozen=True, slots=True)
-class MaxSkew:
-    """Option `maxSkew`, and how a partition's time follows from its clock.
-
-    Attributes:
-        us: how far ahead of the slowest partition others are read; above 0.
-        delay_us: option `ctiDelay` if CTIs are generated; None otherwise.
-    """
-
-    us: int
-    delay_us: int | None = None
-
-    @classmethod
-    def from_options(cls, options: KafkaOptions) -> "MaxSkew | None":
-        """Create from the options; None without `maxSkew`."""
-        if options.max_skew_us is None:
-            return None
-        return cls(options.max_skew_us, options.delay_us if options.frequency else None)
-
-    def find_time(self, clock: PartitionClock) -> int | None:
-        """Return the time of a partition with this clock; None if it has had no event."""
-        last_us, cti_us = clock.last_us, clock.cti_us
-        if last_us is None or cti_us is None or self.delay_us is None or last_us < cti_us:
-            return last_us
-        return max(last_us, cti_us + self.delay_us)
-
-
-@dataclass(frozen=True, slots=True)
 class RunContext:
-    """The limits and state of the current run.
+    """The options, and what the current run adds to them.
 
     Attributes:
+        options: the query's options, with the values that hold for this batch.
         max_offsets: approximate maximum of offsets in this batch; None for no limit.
         min_offsets: the batch waits until there are this many new offsets; None for no minimum.
-        max_tasks: maximum number of tasks; None for no limit.
         bounded: True if the run ends once it has read up to its bounds.
         new_start: True for the first offset of the run.
         final_cti: True if a bounded run ends with the final CTI.
-        idle_timeout_us: how long a partition that has caught up still holds the stream's CTI back;
-            None for ever.
-        idle_advance_us: while all partitions are idle, the stream's CTI follows the wall clock this
-            far behind; None if it stays.
-        max_skew: how far ahead of the slowest partition others are read; None for no limit.
         committed_batch: the last batch that is certainly committed, so that no restart runs it
             again; -1 if none.
-        until_us: the CTI at which partitions and stream end (`endingCti`); None for no such end.
         change: the options that differ from those of the last offset; None without a difference.
     """
 
+    options: KafkaOptions = KafkaOptions()
     max_offsets: int | None = None
     min_offsets: int | None = None
-    max_tasks: int | None = None
     bounded: bool = False
     new_start: bool = False
     final_cti: bool = False
-    idle_timeout_us: int | None = None
-    idle_advance_us: int | None = None
-    max_skew: MaxSkew | None = None
     committed_batch: int = -1
-    until_us: int | None = None
     change: NewRules | None = None
 
 
@@ -330,12 +293,14 @@ class _Pace:
 
 def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignment:
     """Return how far the next batch may read, if logs can be read up to `ends`."""
-    skew, positions, limit = state.run.max_skew, state.snapshot.positions, state.run.max_offsets
-    if skew is None:
+    options = state.run.options
+    skew_us = options.max_skew_us
+    if skew_us is None:
         return Alignment()
+    limit = state.run.max_offsets
     backlog = {
         partition: ends.get(partition, position) - position
-        for partition, position in positions.items()
+        for partition, position in state.snapshot.positions.items()
     }
     # A small backlog that the batch reads anyway is not worth the waiting of others.
     fits_limit = limit is None or sum(max(size, 0) for size in backlog.values()) <= limit
@@ -343,10 +308,10 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
     aligned = [partition for partition, size in backlog.items() if size > least_backlog]
     if len(aligned) < 2:
         return Alignment()
-    paces = {partition: _find_pace(state, partition, skew) for partition in aligned}
-    times = {partition: pace.find_steady_time(skew.us) for partition, pace in paces.items()}
+    paces = {partition: _find_pace(state, partition) for partition in aligned}
+    times = {partition: pace.find_steady_time(skew_us) for partition, pace in paces.items()}
     least_us = min((us for us in times.values() if us is not None), default=None)
-    bound_us = None if least_us is None else least_us + skew.us
+    bound_us = None if least_us is None else least_us + skew_us
     estimates = {partition: pace.estimate(bound_us) for partition, pace in paces.items()}
     if bound_us is None:
         return Alignment(None, estimates)
@@ -357,19 +322,30 @@ def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignme
         if pace.last_us is not None
         and pace.last_us >= bound_us
         # A partition without a CTI must not wait: until it has one, the stream has none.
-        and (skew.delay_us is None or state.find_clock(partition).cti_us is not None)
+        and (options.frequency is None or state.find_clock(partition).cti_us is not None)
     }
     return Alignment(bound_us, estimates, frozenset(ahead) - slowest, slowest)
 
 
-def _find_pace(state: StreamState, partition: Partition, skew: MaxSkew) -> _Pace:
+def _find_pace(state: StreamState, partition: Partition) -> _Pace:
     last_offset = state.find_last(partition)
     if last_offset is None:
         return _Pace(None, None, 0)
-    size = last_offset.size
+    options = state.run.options
     return _Pace(
-        skew.find_time(last_offset.clock), skew.find_time(state.find_clock(partition)), size
+        _find_time(options, last_offset.clock),
+        _find_time(options, state.find_clock(partition)),
+        last_offset.size,
     )
+
+
+def _find_time(options: KafkaOptions, clock: PartitionClock) -> int | None:
+    """Return the time of a partition with this clock; None if it has had no event."""
+    last_us = clock.last_us
+    if last_us is None or clock.cti_us is None or not options.frequency or last_us < clock.cti_us:
+        return last_us
+    # A generated CTI lies `ctiDelay` behind the event that triggered it.
+    return max(last_us, clock.cti_us + options.delay_us)
 
 
 def align_ends(

@@ -418,21 +418,9 @@ class KafkaOptions(PayloadOptions):
         return self.start_time.kind == "timestamp" and self.shape != "edge"
 
     @property
-    def change_at_us(self) -> int | None:
-        """The CTI from which on changed options hold; None if it is not named."""
-        return self.change_from if isinstance(self.change_from, int) else None
-
-    @property
     def cuts_partitions(self) -> bool:
         """Whether several tasks may read one partition."""
         return self.min_partitions is not None or self.max_records is not None
-
-    @property
-    def topic_settings_report(self) -> tuple[str, Mapping[str, str]] | None:
-        """The text of `timeSettings` and the options taken from there; None without it."""
-        return (
-            None if self.time_settings is None else (str(self.time_settings), self.topic_settings)
-        )
 
     @property
     def rules(self) -> TimeRules:

@@ -7,6 +7,8 @@ from timestream.builders import at
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import SettingsSource
 from pyspark_timestream.rules.clocks import PartitionClock
 
 BUSY = PartitionClock(
@@ -118,7 +120,9 @@ def test_a_log_that_is_shorter_than_was_read_has_no_negative_lag():
 def test_the_lag_counts_up_to_the_streams_own_end():
     fixed = replace(OFFSET, fixed_ends={at(0): 25})
     assert build_progress(fixed, {at(0): 31})["partitions"]["topic"]["0"]["lag"] == 5
-    partitions = build_progress(OFFSET, {at(0): 3_000, at(1): 7}, 1_500_000)["partitions"]["topic"]
+    partitions = build_progress(
+        OFFSET, {at(0): 3_000, at(1): 7}, KafkaOptions(ending_cti_us=1_500_000)
+    )["partitions"]["topic"]
     # Partition 0 has reached the end with what the batch reads; partition 1 has no CTI yet.
     assert (partitions["0"]["lag"], partitions["1"]["lag"] > 0) == (5, True)
 
@@ -130,5 +134,9 @@ def test_the_warnings_that_hold_are_listed_as_texts():
 
 
 def test_what_a_topic_declared_is_reported_with_its_place():
-    report = build_progress(OFFSET, {}, None, ("topic:times", {"ctiDelay": "20 s"}))
+    described = KafkaOptions(
+        time_settings=SettingsSource("topic:times", topic="times"),
+        topic_settings={"ctiDelay": "20 s"},
+    )
+    report = build_progress(OFFSET, {}, described)
     assert report["timeSettings"] == {"from": "topic:times", "taken": {"ctiDelay": "20 s"}}

@@ -79,7 +79,10 @@ class Query:
     def batch(self, max_offsets=None, max_tasks=None):
         """Plan and run a batch; False where there was nothing to do."""
         run_now = replace(
-            self.run, max_offsets=max_offsets, max_tasks=max_tasks, new_start=not self.began
+            self.run,
+            options=replace(self.options, max_tasks=max_tasks),
+            max_offsets=max_offsets,
+            new_start=not self.began,
         )
         ends = self.ends() if self.bounds is None else self.bounds
         if self.text is None:

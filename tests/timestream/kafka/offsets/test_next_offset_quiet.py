@@ -21,13 +21,15 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     RunContext,
     advance_by_clock,
 )
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.rules.clocks import PartitionClock
 
 A, B = at(0), at(1)
 SECOND, MINUTE = 1_000_000, 60_000_000
 NOW = 1_800_000_000 * SECOND
 OLD = PartitionClock(cti_us=NOW - 3600 * SECOND)
-RUN = RunContext(idle_timeout_us=10 * SECOND, idle_advance_us=2 * MINUTE)
+OPTIONS = KafkaOptions(idle_timeout_us=10 * SECOND, idle_advance_us=2 * MINUTE)
+RUN = RunContext(OPTIONS)
 
 
 def quiet(*clocks, **more):
@@ -81,7 +83,10 @@ def test_quiet_stream_moves_in_steps_and_lags_by_no_more():
 
 def test_quiet_stream_without_idle_advance_stays():
     before = quiet(OLD)
-    assert following(before, NOW, dataclasses.replace(RUN, idle_advance_us=None)) is before
+    assert (
+        following(before, NOW, RunContext(dataclasses.replace(OPTIONS, idle_advance_us=None)))
+        is before
+    )
 
 
 def test_stream_with_one_awake_partition_does_not_follow_the_clock():
@@ -172,7 +177,10 @@ def test_quiet_stream_keeps_its_promise_in_any_course(advance_us, course):
         now_us += passed_us
         latest_us = max(latest_us, now_us)
         run = dataclasses.replace(
-            RUN, idle_advance_us=advance_us, new_start=starts, bounded=starts and bounded
+            RUN,
+            options=dataclasses.replace(OPTIONS, idle_advance_us=advance_us),
+            new_start=starts,
+            bounded=starts and bounded,
         )
         ends = {A: offset.partitions[A].end_exclusive + 1} if has_records else {}
         since_us = {B: 0} if has_records else None

@@ -28,7 +28,6 @@ from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
-    MaxSkew,
     RunContext,
     find_alignment,
 )
@@ -73,10 +72,12 @@ class Replay:
         """Plan and run a batch; False where there is nothing to do."""
         until_us = self.options.ending_cti_us
         run = RunContext(
-            cap, bounded=bounded, new_start=not self.begun, until_us=until_us,
-            final_cti=self.options.final_cti, idle_timeout_us=1,
-            max_skew=MaxSkew.from_options(self.options),
-        )  # fmt: skip
+            replace(self.options, idle_timeout_us=1),
+            max_offsets=cap,
+            bounded=bounded,
+            new_start=not self.begun,
+            final_cti=self.options.final_cti,
+        )
         readable_ends = {at(n): len(log) for n, log in enumerate(self.logs)}
         if self.text is None:
             ends = limit_ends(readable_ends, self.fixed, {})

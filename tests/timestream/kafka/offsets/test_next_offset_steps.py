@@ -10,6 +10,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import ImportedTopic, PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.rules.clocks import PartitionClock
 
 A, B = at(0), at(1)
@@ -65,7 +66,7 @@ def test_batch_reads_exactly_within_the_limits():
     assert first.tasks == 2
     few = RunContext(min_offsets=200_001)
     assert not any(span.size for span in first_offset("me", {}, {A: 0, B: 0}, ends, few).ranges())
-    one = RunContext(max_tasks=1)
+    one = RunContext(KafkaOptions(max_tasks=1))
     assert first_offset("me", {}, {A: 0, B: 0}, ends, one).tasks == 1
 
 
@@ -118,7 +119,7 @@ def test_partition_that_wakes_up_joins_at_the_streams_cti():
     nine = PartitionClock(cti_us=9)
     before = offset((0, 2, FIVE), (0, 2, nine), cti_us=5)
     clocks, places = {A: FIVE, B: nine}, {A: 2, B: 2}
-    timeout = RunContext(idle_timeout_us=3)
+    timeout = RunContext(KafkaOptions(idle_timeout_us=3))
     early = BrokerSnapshot(now_us=12, caught_up_since_us={A: 10})
     assert next_offset(before, clocks, places, places, timeout, early) is before
     ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
@@ -190,10 +191,10 @@ def test_imported_cti_waits_for_the_records_of_open_transactions():
 def test_a_run_that_has_closed_decides_nothing_more():
     closing = offset((2, 2, FIVE), (2, 2, PartitionClock(cti_us=9)), cti_us=5, end_of_run=True)
     clocks, places = {A: FIVE, B: PartitionClock(cti_us=9)}, {A: 2, B: 2}
-    run = RunContext(bounded=True, idle_timeout_us=3)
+    run = RunContext(KafkaOptions(idle_timeout_us=3), bounded=True)
     ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
     assert next_offset(closing, clocks, places, places, run, ripe) is closing
-    began = RunContext(bounded=True, idle_timeout_us=3, new_start=True)
+    began = RunContext(KafkaOptions(idle_timeout_us=3), bounded=True, new_start=True)
     assert next_offset(closing, clocks, places, places, began, ripe).cti_us == 9
 
 

@@ -15,10 +15,11 @@ from timestream.stream_world import World, act, drain, steps, times
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import (
     MIN_READ,
-    MaxSkew,
     RunContext,
     find_alignment,
 )
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import Frequency
 from pyspark_timestream.rules.clocks import PartitionClock
 
 SECOND = 1_000_000
@@ -31,6 +32,15 @@ def read_little():
     """Logs of a few records are aligned too, and make several tasks."""
     with small_reads():
         yield
+
+
+def aligned(skew_s: int | None, delay_s: int | None = None) -> KafkaOptions:
+    """Options with this `maxSkew`; a CTI at every event with this delay, None: no CTIs."""
+    return KafkaOptions(
+        max_skew_us=skew_s and skew_s * SECOND,
+        frequency=None if delay_s is None else Frequency(events=1),
+        delay_us=(delay_s or 0) * SECOND,
+    )
 
 
 @dataclass
@@ -58,10 +68,9 @@ class Reader:
         """Plan a batch; False where there is nothing to do."""
         ends = {at(number): len(log) for number, log in enumerate(self.logs)}
         run = RunContext(
+            aligned(self.skew_s, self.delay_s),
             max_offsets=self.max_offsets,
             bounded=self.bounded,
-            max_skew=self.skew_s
-            and MaxSkew(self.skew_s * SECOND, self.delay_s and self.delay_s * SECOND),
         )
         if self.offset is None:
             self.offset = first_offset("me", {}, dict.fromkeys(ends, 0), ends, run)
@@ -267,7 +276,7 @@ def test_aligned_partition_without_a_cti_does_not_wait():
             slow: PartitionClock(cti_us=1, last_us=10),
             fast: PartitionClock(cti_us=cti_us, last_us=5_000 * SECOND),
         }
-        ends, run = {slow: 9_000, fast: 9_000}, RunContext(max_skew=MaxSkew(SECOND, 0))
+        ends, run = {slow: 9_000, fast: 9_000}, RunContext(aligned(1, 0))
         clock = stream_state(previous, ended, {slow: 100, fast: 100}, ends, run)
         assert (fast in find_alignment(clock, ends).waiting) == waits
 
@@ -294,5 +303,5 @@ def test_aligned_reading_counts_the_whole_backlog_for_min_offsets():
         for partition, partition_offset in reader.offset.partitions.items()
     }
     ended = {partition: reader.clock(partition.number, end) for partition, end in positions.items()}
-    run = RunContext(max_skew=MaxSkew(10 * SECOND), min_offsets=10_000)
+    run = RunContext(aligned(10), min_offsets=10_000)
     assert sum(s.size for s in next_offset(reader.offset, ended, positions, ends, run).ranges())
