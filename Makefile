@@ -27,16 +27,16 @@ unexport PYTHONDONTWRITEBYTECODE
 # name, and no other, gets a second try, and the summary says so.
 RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
-# C2 compiles for hours of work; queries of tests end in seconds, and take 0.6 of the time without it.
+# Java's second compiler pays off after minutes; the tests' queries end in seconds, and take 0.6 of the
+# time without it.
 JVM_FLAGS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
-# Spark's classes as Java has them in memory: a session takes 0.55 of the processor time to start.
-# A Java that cannot use the file does without; its log, which would say so, is off.
+# An archive of Spark's loaded classes: with it a session starts in 0.55 of the processor time.
+# A Java that cannot use the file starts without it; -Xlog keeps it from saying so.
 CLASSES := $(VENV)/spark-classes.jsa
 SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 
-# A test waits for a process, a broker or a kill for a part of its time, which is another one's: a
-# process more than there are cores, but never more sessions of Spark than memory has room for. The
-# slowest tests are named.
+# Tests spend part of their time waiting for a process, a broker or a kill, so pytest gets one process
+# more than there are cores. At most four: each may have a session of Spark in memory.
 WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
 .PHONY: help run run-flights test test-more test-4.2 integration beside-spark soak soak-store fuzz questions simulate soak-native soak-restarts chaos long mutants audit bench picture lint docs docs-check dist wheels ci prepare clean java
@@ -50,8 +50,8 @@ java:
 
 PYTHON_IS_NEW = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "timestream needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11."; exit 1; }
-# pip says nothing for as long as it loads Spark, which is 430 MB: somebody else says what it does.
-# Of all modules few are ever imported; Python compiles and keeps those by itself.
+# pip is silent while it downloads Spark (430 MB), so progress.py prints a line meanwhile. pip compiles
+# nothing: few modules are ever imported, and Python compiles those when it imports them.
 PIP_INSTALL = $(PYTHON) sources/pyspark_timestream/demo/progress.py "Installing Spark and what else is needed into $(1)" 60 \
 	  sh -c '$(1)/bin/python -m pip install --upgrade "pip>=25.1" && $(1)/bin/python -m pip install --no-compile $(2)'
 
@@ -89,21 +89,19 @@ $(CLASSES): $(READY)
 	  $(BIN)/python integration/support/sessions/archive_classes.py $(CURDIR)/$@
 
 test test-more test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
-# The threads of NumPy's linear algebra begin by waiting busily, a tenth of a second in each process.
+# NumPy's threads of linear algebra busy-wait when they start, a tenth of a second in each process.
 test test-more test-4.2 integration: export OPENBLAS_NUM_THREADS := 1
 test test-more integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_CLASSES)
 test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
-# To compile the code of a query takes longer than to interpret it for the few rows of a test; the
-# sessions of `make soak` compile, as those of users do.
+# Compiling a query takes longer than interpreting it for the few rows of a test. `make soak` compiles,
+# as users' sessions do.
 test test-more test-4.2 integration: export PYSPARK_SUBMIT_ARGS := --conf spark.sql.codegen.wholeStage=false \
 	--conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell
-# A quarter of its time tests wait for what never answers, so one process more than elsewhere.
-test: WORKERS := -n 4 --dist worksteal --durations=25
-# One session of Spark gains less by kept classes than it takes to make them, so none are made.
+# It starts too few sessions of Spark for the archive of classes to pay off.
 test: java $(READY) ## the fast tests: all rules, and a store or a stream of Spark for each thing that users rely on
 	$(BIN)/python -m pytest tests -m "(not session and not disk or everyday) and not thorough and not outside_ci and not soak" $(WORKERS) $(RERUNS)
 
-# `.ci/run` has time for a part, which SHORT=1 chooses; `ci.yml` has a machine for each recipe.
+# `.ci/run` sets SHORT=1, because all recipes share one machine there; in `ci.yml` each has its own.
 test-more integration: FEWER := $(if $(SHORT), and not outside_ci)
 test-4.2: FEWER := $(if $(SHORT), and not outside_ci and (everyday or not session))
 
@@ -143,7 +141,7 @@ fuzz: export FUZZ_MINUTES := $(or $(MINUTES),10)
 fuzz: java $(READY) ## hostile options, schemas, records and stored files for ten minutes, or MINUTES=; a minute of it is part of CI
 	$(BIN)/python -m pytest -n0 tests/test_fuzz.py -k hostile -s
 
-# A seed decides all that happens: SEED=n runs it again, FAULTS=m lets nothing fail after m steps.
+# The seed decides everything: SEED=n repeats a run, FAULTS=m injects no fault after m steps.
 simulate: export PYTHONPATH := $(CURDIR)/tests/lib
 simulate: $(READY) ## a query, its brokers, its disk and all that may go wrong with them, by seed; MINUTES=2, HOURS=8 or SEED=n
 	@$(BIN)/python -m simulation $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \
@@ -157,8 +155,8 @@ soak-restarts: export RESTART_ROUNDS := 10
 soak-restarts: java $(READY) ## three brokers, each restarted or killed ten times under production; one round is part of make soak
 	$(BIN)/python -m pytest integration/faults/test_rolling_restarts.py $(RERUNS)
 
-# Each seed is a whole chain, which takes minutes, and once more stores and clients without Spark. What
-# was kept before decides which kinds of faults come first.
+# Each seed runs a whole chain, for minutes, and then stores and clients without Spark. Kinds of faults
+# that the kept results have seldom seen come first.
 chaos: SEEDS ?= 20
 chaos: FIRST ?= 1
 chaos: export PYTHONPATH := bench/measuring:$(SUPPORT)
@@ -172,23 +170,23 @@ $(READY_DOCS): $(READY)
 	@$(BIN)/python -m pip install -q --group docs
 	@touch $@
 
-# Links to other sites are not followed: a build needs no network.
+# A build needs no network, so links to other sites are not checked.
 docs: $(READY_DOCS) ## the documentation as a site in docs/_build/html; a warning or a broken link fails
 	$(BIN)/python -m sphinx -q -n -W -E --keep-going -b html docs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
-# The browser is the machine's own.
+# Needs a browser on this machine.
 docs-check: docs ## a browser searches the site and opens every page; pictures are in docs/_build/screenshots
 	@$(BIN)/python -m pip install -q --group docs-check
 	$(BIN)/python docs/browse.py
 
-# In an environment of its own, so that it audits what users install and not itself.
+# pip-audit has an environment of its own, so that it audits what users install and not itself.
 audit: $(READY) ## known vulnerabilities of all dependencies, as installed and the oldest that are allowed, and their licences
 	@$(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install -q --upgrade "pip>=25.1"
 	@$(AUDIT)/bin/python -m pip install -q --group audit
 	$(AUDIT)/bin/python tests/audit/dependencies.py "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $(AUDIT)/bin/pip-audit
 
-# Event time passes as fast as a week needs for so many hours by the clock.
+# A week of event time passes in HOURS of wall-clock time.
 long: HOURS ?= 4
 long: export LONG_HOURS = $(HOURS)
 long: export BENCH_LIMIT_S := 1000000
@@ -209,7 +207,7 @@ picture: java $(READY) ## measure and draw what a lagging partition loses under 
 	@PYTHONPATH=bench/measuring:$(SUPPORT) $(BIN)/python bench/kafka/lagging_partition.py
 
 bench: export BENCH_QUICK := $(QUICK)
-# Small runs end before the second compiler has met them, and half of their time would be its work.
+# Small runs end before Java's second compiler pays off; it would take half of their time.
 bench: export JVM_FLAGS := $(if $(QUICK),$(JVM_FLAGS))
 bench: export SPARK_SUBMIT_OPTS := $(if $(QUICK),$(JVM_FLAGS),$(SPARK_SUBMIT_OPTS))
 bench: java $(READY) ## side by side with Spark's own sources and sinks; QUICK=1: small ones for ten minutes, kept in .work/bench only

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from steady import Allowed, as_row, judge_all, judge_course
 
@@ -44,6 +44,7 @@ def test_what_is_small_may_rise_by_its_room() -> None:
     assert not course(lambda at: at / 100, allowed=Allowed(0.1, 0.5))
 
 
+@example(values=[0.0] * 11 + [1.0, 1.0], level=0.0, unit=0.9)
 @given(
     st.lists(st.floats(0, 1e6), min_size=8, max_size=60),
     st.floats(0, 1e3),

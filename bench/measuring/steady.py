@@ -62,9 +62,12 @@ def judge_course(times: Sequence[float], values: Sequence[float], allowed: Allow
         raise ValueError(f"{len(values)} samples at {len(times)} times, not {MIN_SAMPLES} or more")
     begin, end = times[0], times[-1]
 
+    # Rounded, so that a sample on the border of a quarter stays there in every unit of time.
+    shares = [round((at - begin) / (end - begin), 9) for at in times]
+
     def part(first: float, until: float) -> list[tuple[float, float]]:
-        low, high = (begin + share * (end - begin) for share in (first, until))
-        return [(at, value) for at, value in zip(times, values, strict=True) if low <= at <= high]
+        samples = zip(shares, times, values, strict=True)
+        return [(at, value) for share, at, value in samples if first <= share <= until]
 
     second, last = (
         statistics.median(value for _, value in part(first, first + 0.25)) for first in (0.25, 0.75)
