@@ -6,7 +6,7 @@ a session, and refuses everything else by name. The tree pickles, and using it n
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -76,6 +76,10 @@ _COMPARISONS: Final = {
     "nullsafeeq": "<=>",
 }
 _NEGATED: Final = {"neq": "=", "nullsafeneq": "<=>"}
+_CONDITIONS: Final = frozenset(
+    (*_COMPARISONS, *_NEGATED, "and", "or", "not", "between", "in", "like", "escape", "is")
+)
+"""sqlglot's names of all that is true or false."""
 
 _OTHERS: Final = {
     "subquery": "a subquery",
@@ -308,20 +312,31 @@ class _Reader:
 
     def read(self, node: Any) -> Node:
         """Read a condition."""
-        key = node.key
-        if key == "paren":
-            return self.read(*_take(node, "this"))
-        if key in ("and", "or"):
-            return self._read_chain(node)
-        if key == "not":
-            return _negate(self.read(*_take(node, "this")))
-        if key in _COMPARISONS or key in _NEGATED:
-            pair = tuple(map(self._read_operand, _take(node, "this", "expression")))
-            if key in _NEGATED:
-                return _negate(Operation(_NEGATED[key], pair))
-            return Operation(_COMPARISONS[key], pair)
-        reader: Callable[[Any], Node] | None = getattr(self, f"_read_{key}", None)
-        return self._read_operand(node) if reader is None else reader(node)
+        match node.key:
+            case "paren":
+                return self.read(*_take(node, "this"))
+            case "and" | "or":
+                return self._read_chain(node)
+            case "not":
+                return _negate(self.read(*_take(node, "this")))
+            case "between":
+                return self._read_between(node)
+            case "in":
+                return self._read_in(node)
+            case "like":
+                return self._read_like(node)
+            case "escape":
+                return self._read_escape(node)
+            case "is":
+                return self._read_is(node)
+            case key if key in _COMPARISONS:
+                return Operation(_COMPARISONS[key], self._read_pair(node))
+            case key if key in _NEGATED:
+                return _negate(Operation(_NEGATED[key], self._read_pair(node)))
+        return self._read_operand(node)
+
+    def _read_pair(self, node: Any) -> tuple[Node, ...]:
+        return tuple(map(self._read_operand, _take(node, "this", "expression")))
 
     def _read_chain(self, root: Any) -> Operation:
         """Read `and` or `or`, without recursion along a long chain."""
@@ -335,8 +350,7 @@ class _Reader:
         return Operation(root.key, tuple(inputs))
 
     def _read_between(self, node: Any) -> Node:
-        operands = map(self._read_operand, _take(node, "this", "low", "high"))
-        operand, low, high = operands
+        operand, low, high = map(self._read_operand, _take(node, "this", "low", "high"))
         bounds = (Operation(">=", (operand, low)), Operation("<=", (operand, high)))
         return Operation("and", bounds)
 
@@ -395,8 +409,7 @@ class _Reader:
                 return _read_number(node)
             case "cast" | "trycast":
                 return self._read_typed(node)
-        nested = node.key in _COMPARISONS or node.key in _NEGATED
-        if nested or hasattr(self, f"_read_{node.key}") or node.key in ("and", "or", "not"):
+        if node.key in _CONDITIONS:
             raise ValueError(_NEEDS_PARENTHESES)
         raise _refuse(node)
 
@@ -408,6 +421,7 @@ class _Reader:
         return _read_number(node)
 
     def _take_text(self, node: Any) -> str:
+        """Return the text that `_set_aside` replaced."""
         return self._texts[int(node.args["this"].removeprefix("t"))]
 
 
@@ -465,13 +479,13 @@ def _read_number(node: Any) -> Constant:
         (node,) = _take(node, "this")
     suffix = ""
     if node.key in ("cast", "trycast"):
-        suffix, node = _name_type(node), node.args["this"]
+        # sqlglot reads the suffix of 5L or 1.5BD as a cast.
+        suffix = _name_type(node)
+        node = node.args["this"]
+    if node.key in ("column", "paren"):
+        raise ValueError(f"it has {_OTHERS['neg']}")
     if node.key != "literal":
-        raise (
-            _refuse(node)
-            if node.key not in ("column", "paren")
-            else ValueError("it has arithmetic (-)")
-        )
+        raise _refuse(node)
     text = ("-" if negative else "") + node.args["this"]
     if not re.fullmatch(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", text):
         raise ValueError("it has a text where a number should be")
