@@ -19,6 +19,7 @@ from pyspark.sql.types import DataType, LongType, StructType, TimestampType
 
 from pyspark_timestream.clock.time_options import TimeOptions, read_time_options
 from pyspark_timestream.core.adapters import HandingReader, hide_tracebacks
+from pyspark_timestream.core.arrow import INSTANT
 from pyspark_timestream.core.checkpoint import (
     INITIAL_OFFSET,
     OFFSET_VERSION,
@@ -27,7 +28,7 @@ from pyspark_timestream.core.checkpoint import (
     is_initial_offset,
     is_instant,
 )
-from pyspark_timestream.core.instants import INSTANT, format_instant
+from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.rules.ticks import (

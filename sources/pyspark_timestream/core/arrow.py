@@ -17,6 +17,9 @@ Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 
+INSTANT: Final = pa.timestamp("us", tz="UTC")
+"""The type of columns of instants."""
+
 CTI_COLUMN: Final = "cti"
 """The column of CTI rows; null in rows of data."""
 
@@ -134,7 +137,7 @@ def split_cti_rows(block: pa.RecordBatch, name: str) -> CtiRows:
     """Separate rows of data from those in which column `name`, a timestamp, is set."""
     if block[name].null_count == block.num_rows:
         return CtiRows(block, None, None)
-    ctis = block[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    ctis = block[name].cast(INSTANT).cast(pa.int64())
     is_cti = ctis.is_valid()
     misfit = None
     for column in block.schema.names:

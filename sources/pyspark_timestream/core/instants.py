@@ -32,9 +32,6 @@ from pyspark_timestream.errors import OptionError, show_value
 Instants = Integers
 """Instants in microseconds; `NEVER` where there is none."""
 
-INSTANT: Final = pa.timestamp("us", tz="UTC")
-"""The type of columns of instants."""
-
 MILLISECOND_US: Final = 1_000
 SECOND_US: Final = 1_000_000
 MINUTE_US: Final = 60 * SECOND_US
@@ -347,7 +344,7 @@ def parse_fraction(text: str) -> Fraction:
 
 Times = tuple[Instants, Mask]
 
-TIME_UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
+TIME_UNITS: Final = {"s": (SECOND_US, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Unit -> (multiply by, then divide by) to get microseconds."""
 
 
@@ -460,7 +457,7 @@ def read_value_times(values: pa.Array, unit: str) -> Times:
         return read_number_times(values.view(pa.int64()), values.type.unit)
     if pa.types.is_date32(values.type):
         days = values.view(pa.int32()).cast(pa.int64())
-        return read_number_times(pc.multiply(days, DAY_US // 1_000_000), "s")
+        return read_number_times(pc.multiply(days, DAY_US // SECOND_US), "s")
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return read_text_times(values, unit)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
@@ -570,7 +567,7 @@ def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask]
     readable &= (hour < 24) & (minute < 60) & (second < 60) & (zone_hour < 24) & (zone_minute < 60)
     ahead = -1 if match["sign"] == "-" else 1
     minutes = (hour - ahead * zone_hour) * 60 + minute - ahead * zone_minute
-    instants = (days + day - 1) * DAY_US + minutes * MINUTE_US + second * 1_000_000 + fraction
+    instants = (days + day - 1) * DAY_US + minutes * MINUTE_US + second * SECOND_US + fraction
     return np.where(readable, instants, 0), readable
 
 

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import CTI_COLUMN, MAX_DIGITS, Integers, Mask
+from pyspark_timestream.core.arrow import CTI_COLUMN, INSTANT, MAX_DIGITS, Integers, Mask
 from pyspark_timestream.core.declarations import Parser
-from pyspark_timestream.core.instants import INSTANT, Instants
+from pyspark_timestream.core.instants import Instants
 from pyspark_timestream.errors import SchemaRefused
 
 Function = Literal["count", "sum", "min", "max"]

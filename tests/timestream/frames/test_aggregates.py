@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType
 
 from pyspark_timestream import advance_time, aggregate_windows
-from pyspark_timestream.core.instants import INSTANT
+from pyspark_timestream.core.arrow import INSTANT
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames import aggregates as module
 from pyspark_timestream.frames.aggregates import divide_as_mean

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.core.arrow import name_scalar
+from pyspark_timestream.core.arrow import INSTANT, name_scalar
 from pyspark_timestream.core.declarations import quote_column, suggests_secret
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.avro.schemas import (
@@ -59,7 +59,7 @@ _NOTHING: Final = pa.null()
 """The type of a value that does not show its field's type."""
 
 _PROTOBUF_TIMES: Final = {
-    "google.protobuf.Timestamp": pa.timestamp("us", tz="UTC"),
+    "google.protobuf.Timestamp": INSTANT,
     "google.protobuf.Duration": pa.duration("us"),
     "google.type.Date": pa.date32(),
 }

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.arrow import (
+    INSTANT,
     MAX_DIGITS,
     Mask,
     name_scalar,
     name_struct_of_spark,
     to_mask,
 )
-from pyspark_timestream.core.instants import DAY_US, INSTANT, parse_instant
+from pyspark_timestream.core.instants import DAY_US, parse_instant
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.options.parsers import format_path
 from pyspark_timestream.kafka.options.where import (
@@ -268,16 +269,11 @@ def resolve_condition(
 
 _INTEGRAL_DIGITS: Final = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 _LITERALS: Final = {
-    "boolean": _BOOLEAN,
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": _DOUBLE,
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "null": pa.null(),
+    name_scalar(data_type): data_type
+    for data_type in (
+        *_INTEGRAL_DIGITS,
+        *(_BOOLEAN, pa.float32(), _DOUBLE, pa.string(), pa.binary(), pa.null()),
+    )
 }
 _SAME: Final = (_BOOLEAN, pa.string(), pa.binary(), pa.date32(), INSTANT, pa.timestamp("us"))
 """Types other than numbers; their values are compared with values of the same type only."""

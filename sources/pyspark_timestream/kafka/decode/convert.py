@@ -27,7 +27,7 @@ from pyspark_timestream.core.arrow import (
     list_lengths,
     to_mask,
 )
-from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US
+from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, SECOND_US
 from pyspark_timestream.kafka.decode.records import FINE, TYPE, DecodedBlock, Reasons, to_texts
 
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
@@ -276,9 +276,9 @@ def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
         values = pc.fill_null(ticks, 0).to_numpy(zero_copy_only=False) // 1_000
         return keep(pa.array(values, pa.int64(), mask=to_mask(ticks.is_null())).view(target))
     per_second = _PER_SECOND[unit]
-    low, high = MIN_US // 1_000_000 * per_second, (FINAL_US // 1_000_000 + 1) * per_second - 1
+    low, high = MIN_US // SECOND_US * per_second, (FINAL_US // SECOND_US + 1) * per_second - 1
     fitting, bad = _limit(ticks, low, high)
-    return Converted(pc.multiply(fitting, 1_000_000 // per_second).view(target), bad)
+    return Converted(pc.multiply(fitting, SECOND_US // per_second).view(target), bad)
 
 
 def _limit(array: pa.Array, low: int, high: int, numbers: pa.DataType | None = None) -> Converted:

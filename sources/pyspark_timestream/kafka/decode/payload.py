@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import Integers, Mask, to_mask
+from pyspark_timestream.core.arrow import INSTANT, Integers, Mask, to_mask
 from pyspark_timestream.core.instants import (
-    INSTANT,
     NEVER,
     Instants,
     Times,

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import Integers, Mask, locate
-from pyspark_timestream.core.instants import INSTANT
+from pyspark_timestream.core.arrow import INSTANT, Integers, Mask, locate
 from pyspark_timestream.kafka.decode.condition import Condition
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Path, TimeFrom, parse_path

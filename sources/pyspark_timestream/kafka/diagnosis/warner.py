@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
+from pyspark_timestream.core.instants import SECOND_US
 from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, Projection, RecordBlock
 from pyspark_timestream.kafka.diagnosis.causes import find_warnings
@@ -51,7 +52,7 @@ _SAMPLE_RECORDS: Final = 100
 """Examine at most this many of a partition's newest records for an example."""
 
 _MAX_SAMPLE_WAIT_MS: Final = 5_000
-_MIN_UPDATE_INTERVAL_US: Final = 1_000_000
+_MIN_UPDATE_INTERVAL_US: Final = SECOND_US
 """Update this often at most between batches, when only time can add a diagnosis."""
 
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import damaged_offset, is_initial_offset
-from pyspark_timestream.core.instants import format_duration, format_instant
+from pyspark_timestream.core.instants import SECOND_US, format_duration, format_instant
 from pyspark_timestream.core.processes import EndRequests, find_directory
 from pyspark_timestream.errors import CheckpointMismatch, name_topics
 from pyspark_timestream.kafka.client.broker import Broker
@@ -89,7 +89,7 @@ from pyspark_timestream.rules.clocks import has_reached
 
 _LOG: Final = logging.getLogger(__name__)
 
-_NO_WORK_AFTER_US: Final = 1_000_000
+_NO_WORK_AFTER_US: Final = SECOND_US
 """Time without work after which one more offset records the final positions."""
 
 

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
+from pyspark_timestream.core.instants import SECOND_US
 from pyspark_timestream.errors import BrokerUnreachable, OptionError, name_topics
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.decode.records import ReadRange
@@ -50,7 +51,7 @@ from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskRange
 from pyspark_timestream.kafka.task import follow_clock
 from pyspark_timestream.rules.clocks import max_known, raise_cti
 
-_TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
+_TRANSACTION_CHECK_INTERVAL_US: Final = SECOND_US
 
 
 class IdleTracker:
@@ -123,7 +124,7 @@ class IdleTracker:
         return not self._across_runs and broker.trouble_count != self._troubles
 
 
-_DISCOVERY_INTERVAL_US: Final = 1_000_000
+_DISCOVERY_INTERVAL_US: Final = SECOND_US
 
 
 def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
@@ -313,7 +314,7 @@ class CtiImporter:
         }
         # `now_us` is when we asked, and the answer may be slow: start counting at the second update
         # that finds the partition missing.
-        before, grace_us = self._missing_since_us, LEADER_CHANGE_GRACE_S * 1_000_000
+        before, grace_us = self._missing_since_us, LEADER_CHANGE_GRACE_S * SECOND_US
         self._missing_since_us = {
             partition: (before[partition] or now_us) if partition in before else None
             for partition in missing

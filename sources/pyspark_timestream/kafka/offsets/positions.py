@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pyspark_timestream.core.instants import format_instant, guess_unit
+from pyspark_timestream.core.instants import DAY_US, format_instant, guess_unit
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost, OptionError
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import StreamState
@@ -31,7 +31,7 @@ _LOG: Final = logging.getLogger(__name__)
 LEADER_CHANGE_GRACE_S: Final = 5.0
 """How long a partition must be missing, or its log too short, before the driver believes it."""
 
-_MAX_MISSING_US: Final = 7 * 86_400_000_000
+_MAX_MISSING_US: Final = 7 * DAY_US
 """How long a missing partition is kept: as long as Kafka keeps a group's offsets by default."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from pyspark_timestream.core.instants import MIN_US
+from pyspark_timestream.core.instants import MIN_US, SECOND_US
 from pyspark_timestream.kafka.offsets.changes import NewRules
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_PAYLOADS,
@@ -169,7 +169,7 @@ def find_emitted_cti(
 
 # -- idle partitions (semantics 5.2 and 5.9) -------------------------------------------------------
 
-_MIN_STEP_US: Final = 1_000_000
+_MIN_STEP_US: Final = SECOND_US
 _STEPS: Final = 10
 """Maximum number of batches without records that an idle stream makes per `idleAdvance`."""
 

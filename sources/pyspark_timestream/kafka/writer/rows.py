@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import CTI_COLUMN, split_cti_rows
+from pyspark_timestream.core.arrow import CTI_COLUMN, INSTANT, split_cti_rows
 from pyspark_timestream.core.instants import MILLISECOND_US, format_instant
 from pyspark_timestream.errors import OptionError, SchemaRefused
 
@@ -135,7 +135,7 @@ def _fill_partitions(partitions: pa.Array) -> pa.Array:
 
 def _to_ms(times: pa.Array) -> pa.Array:
     """Return record timestamps: milliseconds, rounded down; `_NOW` for null."""
-    us = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    us = times.cast(INSTANT).cast(pa.int64())
     least = pc.min(us).as_py()
     if least is not None and least < MILLISECOND_US:
         raise SchemaRefused(

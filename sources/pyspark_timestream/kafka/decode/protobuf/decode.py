@@ -29,8 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.arrow import Integers, Mask, locate, to_mask
-from pyspark_timestream.core.instants import FINAL_US, INSTANT, MIN_US
+from pyspark_timestream.core.arrow import INSTANT, Integers, Mask, locate, to_mask
+from pyspark_timestream.core.instants import FINAL_US, MIN_US, SECOND_US
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.convert import (
     Convert,
@@ -99,7 +99,7 @@ _TIMESTAMP, _DURATION, _DATE = (
     "google.type.Date",
 )
 _MESSAGE: Final = "a struct or binary"
-_MIN_S, _MAX_S = MIN_US // 1_000_000, FINAL_US // 1_000_000
+_MIN_S, _MAX_S = MIN_US // SECOND_US, FINAL_US // SECOND_US
 _MAX_DURATION_S: Final = 315_576_000_000
 _NANOS: Final = 1_000_000_000
 
@@ -144,7 +144,7 @@ def _read_integers(messages: pa.Array, count: int) -> list[Integers]:
 
 
 def _to_microseconds(seconds: Integers, nanos: Integers, legal: Mask) -> Integers:
-    return np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
+    return np.where(legal, seconds, 0) * SECOND_US + nanos // 1_000
 
 
 def _keep_legal(
