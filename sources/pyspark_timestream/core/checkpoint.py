@@ -443,7 +443,8 @@ def _describe_change(
     old, new = stored.get(name, _NOT_SET), settings.get(name, _NOT_SET)
     is_client_key = name.startswith(_CLIENT_PREFIX)
     subject = "which records there are" if is_client_key else "the stream's time or rows"
-    origin, back = "", f"set it back to '{old}'" if name in stored else "leave it out"
+    origin = ""
+    back = f"set it back to '{old}'" if name in stored else "leave it out"
     if is_topics:
         origin = " by option 'timeSettings'"
         back = (

@@ -88,24 +88,19 @@ class CtiCondition:
         match self.name:
             case "Literal":
                 return self.value if isinstance(self.value, bool) else None
-            case "IsNotNull":
-                return (
-                    True if self.inputs[0].is_set else (False if self.inputs[0].is_null else None)
-                )
-            case "IsNull":
-                return (
-                    False if self.inputs[0].is_set else (True if self.inputs[0].is_null else None)
-                )
-            case "Not":
-                return None if values[0] is None else not values[0]
-            case "Or":
-                return True if True in values else (None if None in values else False)
-            case "And":
-                return False if False in values else (None if None in values else True)
-            case "AtLeastNNonNulls":
-                return (
-                    True if sum(argument.is_set for argument in self.inputs) >= self.value else None
-                )
+            case "IsNotNull" if self.inputs[0].is_set or self.inputs[0].is_null:
+                return self.inputs[0].is_set
+            case "IsNull" if self.inputs[0].is_set or self.inputs[0].is_null:
+                return not self.inputs[0].is_set
+            case "Not" if values[0] is not None:
+                return not values[0]
+            # As in SQL, one side decides alone, although the other one is unknown.
+            case "Or" if True in values or None not in values:
+                return True in values
+            case "And" if False in values or None not in values:
+                return False not in values
+            case "AtLeastNNonNulls" if sum(item.is_set for item in self.inputs) >= self.value:
+                return True
         return None
 
     @property
@@ -286,6 +281,7 @@ def _follow(operator: PlanOperator, column: str) -> _CtiPath:
         return _unite(operator, column)
     for index, input_column in operator.find_origins(column):
         path = _follow(operator.inputs[index], input_column)
+        # This origin is no CTI column, and a later one may be.
         if not path.comes and path.loss is None:
             continue
         return _pass(operator, index, input_column, path)

@@ -521,7 +521,8 @@ class _ConnectOperator:
 
         def is_null_left(attribute: Any) -> bool:
             # Without a plan id the name may belong to the other side.
-            name, identifier = _read_plain(attribute), attribute.unresolved_attribute
+            name = _read_plain(attribute)
+            identifier = attribute.unresolved_attribute
             is_left = identifier.HasField("plan_id") and identifier.plan_id in left_ids
             return name is not None and is_left and is_null(name)
 

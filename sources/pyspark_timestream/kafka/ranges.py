@@ -173,6 +173,7 @@ def cut_ranges(
     if min_pieces is None or len(pieces) >= min_pieces:
         return pieces
     total = sum(offset_range.size for offset_range in pieces)
+    # A piece that stays whole takes no part in the proportions of the others.
     small = {
         offset_range
         for offset_range in pieces

@@ -121,7 +121,8 @@ class KafkaTransport:
         return KafkaBatchReader(options, self._project(schema))
 
     def _project(self, schema: StructType) -> Projection:
-        fold, requested = self._options.fold, to_arrow_schema(schema, timezone="UTC")
+        fold = self._options.fold
+        requested = to_arrow_schema(schema, timezone="UTC")
         if fold is not None:
             try:
                 schema = StructType.fromJson(json.loads(fold.columns))
@@ -253,7 +254,8 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.start, ahead.end) == (start, end):
             return self._finish(ahead.offset, ahead.tasks, ahead.reading)
-        settings, change_from = self._options.settings(), self._options.change_from
+        settings = self._options.settings()
+        change_from = self._options.change_from
         check_stream_offset(end, settings, self._options.topic_settings, change_from=change_from)
         offset = self._get_driver().read_offset(end)
         self._check_columns(offset)
@@ -480,13 +482,13 @@ def read_task(
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     unbroken = [task_range for task_range in task.plan.ranges if task_range.is_whole]
     offset_ranges = [task_range.offsets for task_range in unbroken if task_range.offsets.size]
-    needs = find_required_columns(options, projection)
+    columns = find_required_columns(options, projection)
     task_options = options if is_batch else _extend_connect_timeout(options)
     with acquire(task_options, task.group) as reader:
         read_range: ReadRange = reader.read
         if len(offset_ranges) > 1:
             read_range = prefetch_small_ranges(
-                task_options, task.group, offset_ranges, needs, read_range
+                task_options, task.group, offset_ranges, columns, read_range
             )
         rows = run_task(options, projection, task.plan, read_range, end.ranges.__setitem__)
         if options.fold is not None:

@@ -99,6 +99,7 @@ class _TaskRun:
         self._has_ctis = projection.requests("cti")
         own_us = tuple(task_range.clock.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us
+        # A CTI at the start itself is shown.
         self.unshown_us = None if from_us is None else from_us - TICK_US
         shown_us = max_known(plan.emitted_us, self.unshown_us)
         self.watermark = TaskWatermark(own_us, plan.others_us, shown_us)
@@ -111,14 +112,18 @@ class _TaskRun:
 
     def read_range(self, index: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
         """Return the rows of a range; `index` is that of its partition in the task."""
-        (self._options, columns), partition = self._first, task_range.offsets.partition
+        # The range before may have ended with changed options.
+        self._options, columns = self._first
+        partition = task_range.offsets.partition
         clock = _find_start_clock(self._options, task_range, self._read_range)
         malformed_payloads = NO_MALFORMED_PAYLOADS
         for settings, forced_us, offset_range in task_range.split():
             if settings is not None:
-                changed, before_us = self._options.as_of(settings), clock.cti_us
+                changed = self._options.as_of(settings)
+                before_us = clock.cti_us
                 clock = change_clock(clock, self._options, changed)
-                self._options, columns = changed, find_required_columns(changed, self._projection)
+                self._options = changed
+                columns = find_required_columns(changed, self._projection)
                 if clock.cti_us != before_us:
                     yield from self._prove(index, np.array([clock.cti_us]))
             options = self._options
@@ -149,7 +154,8 @@ class _TaskRun:
         self, clock: PartitionClock, partition: Partition, block: RecordBlock
     ) -> tuple[PartitionClock, ProcessedBlock]:
         """Apply the rules to a block; one before a replay's start is decoded for the clock only."""
-        options, from_us = self._options, self._options.rules.from_us
+        options = self._options
+        from_us = options.rules.from_us
         if from_us is not None and (clock.cti_us is None or clock.cti_us < from_us):
             payload = read_payload(options, None, block)
             after, result = step(options.rules, clock, payload.events, payload.marks)
@@ -165,7 +171,8 @@ class _TaskRun:
         positions, rows_us = self.watermark.advance(index, result.cti_us)
         after = result.cti_index[positions]
         if not self._has_ctis:
-            after, rows_us = after[:0], rows_us[:0]
+            after = after[:0]
+            rows_us = rows_us[:0]
         if result.inside is None or result.inside.any():
             keep = _select_rows(self._options, processed)
             is_true = find_true_rows(self._projection, processed)
@@ -255,7 +262,8 @@ def follow_clock(
     options: KafkaOptions, task_range: TaskRange, read_range: ReadRange
 ) -> Iterator[tuple[PartitionClock, Instants]]:
     """Return, for each block of the range, the partition's clock after it and the block's CTIs."""
-    clock, columns = task_range.clock, find_required_columns(options, None)
+    clock = task_range.clock
+    columns = find_required_columns(options, None)
     for block in _read_to_end(options, clock, task_range.offsets, columns, read_range):
         with _locate_refusals(task_range.offsets.partition, block):
             payload = read_payload(options, None, block)
@@ -267,7 +275,8 @@ def follow_clock(
 
 def _select_rows(options: KafkaOptions, processed: ProcessedBlock) -> Mask:
     """Select the records that become rows, by the event rules and the parse mode."""
-    keep, reasons = processed.result.keep, processed.payload.find_reasons()
+    keep = processed.result.keep
+    reasons = processed.payload.find_reasons()
     if reasons is None or options.parse_mode == "PERMISSIVE":
         return keep
     broken: Mask = keep & (reasons != FINE)

@@ -328,7 +328,8 @@ class PunctuatedProducer:
 
     def flush(self) -> None:
         """Wait until everything produced so far is in the log; raises as `note_time` does."""
-        least, patience = sys.maxsize, _Patience(self._delivery_limit_s)
+        least = sys.maxsize
+        patience = _Patience(self._delivery_limit_s)
         step_s = self.limits.flush_step_s
 
         def flush(client: Any) -> int:

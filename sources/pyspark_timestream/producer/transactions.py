@@ -156,7 +156,8 @@ class Requests:
         self, client: BoundedClient, topic: str, limit_s: float = API_TIMEOUT_S
     ) -> range:
         """Return the topic's partitions; none if there is no such topic."""
-        action, timeout_s = "list the partitions", min(self.step_s, limit_s)
+        action = "list the partitions"
+        timeout_s = min(self.step_s, limit_s)
         metadata = self.run(lambda: client.list_topics(topic, timeout=timeout_s), action, limit_s)
         entry = metadata.topics.get(topic)
         if entry is None or entry.partitions:

@@ -360,6 +360,7 @@ def find_min_of_others(
     >>> find_min_of_others([5, 3, 4], [[1], [0, 2], [0, 1, 2]])
     [(4,), (3,), ()]
     """
+    # A partition without a CTI comes first, since it holds back all others.
     ascending = sorted(range(len(ctis_us)), key=lambda i: (ctis_us[i] is not None, ctis_us[i] or 0))
     minima: list[MinOfOthers] = []
     for group in groups:
@@ -450,6 +451,7 @@ class TaskWatermark:
     def _find_floor(self, position: int) -> int:
         """Return the minimum of all other partitions, which `position` cannot change."""
         if self._read is not None and self._read != position:
+            # The partition that was read until now counts among the others again.
             heapq.heappush(self._heap, (self._own_us[self._read], self._read))
         self._read = position
         while self._heap:
@@ -489,6 +491,7 @@ def change_rules(
     if forgets_marks:
         clock = replace(clock, writers=(), noted_us=None, begun=False)
     elif replace(before, policy=after.policy, future_policy=after.future_policy) == after:
+        # What happens to late events moves no clock.
         return clock
     clock, has_left = _change_writers(clock, before, after)
     clock = _change_silence(clock, before, after)
@@ -513,6 +516,7 @@ def _change_writers(
         return clock, False
     was_listed = before.writers if clock.begun else ()
     removed = set(was_listed) - set(after.writers)
+    # A writer that has left the list but has sent something goes on like any unlisted one.
     live = {
         name: writer
         for name, writer in clock.writers

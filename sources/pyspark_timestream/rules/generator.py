@@ -106,7 +106,11 @@ def _interleave(
     # again. Round 3 tries the 5, but events from there bring that, too. The CTIs are 2 3 5.
     rows, times = events
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
-    indices, ctis, begin, position, ahead = [], [], 0, 0, 1
+    indices = []
+    ctis = []
+    begin = 0
+    position = 0
+    ahead = 1
     ends = np.searchsorted(rows, proposals.cuts[rising]).tolist()
     while position < len(rising):
         tried = rising[position : position + ahead]
@@ -117,7 +121,9 @@ def _interleave(
         ctis.append(us[:generated])
         if winner is None:
             # None took effect: try twice as many in the next round.
-            begin, position, ahead = end, position + len(tried), 2 * ahead
+            begin = end
+            position += len(tried)
+            ahead *= 2
             generator = later
             continue
         proposal = tried[winner]
@@ -126,7 +132,9 @@ def _interleave(
         effective[proposal] = True
         indices.append(proposals.cuts[[proposal]] - 1)
         ctis.append(proposals.us[[proposal]])
-        begin, position, ahead = ends[position + winner], position + winner + 1, winner + 1
+        begin = ends[position + winner]
+        position += winner + 1
+        ahead = winner + 1
     index, us, generator = _generate_segment(rules, generator, rows[begin:], times[begin:])
     indices.append(index)
     ctis.append(us)
@@ -186,7 +194,8 @@ def _find_triggers(
 
 
 def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Integers:
-    event, chain = int(np.searchsorted(highest, base_us + span_us)), []
+    event = int(np.searchsorted(highest, base_us + span_us))
+    chain = []
     while event < len(highest):
         chain.append(event)
         event = int(np.searchsorted(highest, int(highest[event]) + span_us))
@@ -204,7 +213,8 @@ def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Integers
     if (int(highest[-1]) - base_us) // span_us < len(times) // _EVENTS_PER_SEARCH:
         return _follow_few_triggers(highest, base_us, span_us)
     successor = np.searchsorted(highest, highest + span_us).tolist()
-    event, chain = int(np.searchsorted(highest, base_us + span_us)), []
+    event = int(np.searchsorted(highest, base_us + span_us))
+    chain = []
     while event < len(times):
         chain.append(event)
         event = successor[event]

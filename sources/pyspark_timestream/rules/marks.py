@@ -394,7 +394,8 @@ def _find_intervals(changes: _Changes, ends: Integers, rows: int) -> _Intervals:
         | (ends[:-1] < changes.keys[1:])
     )
     greatest_us = max_in_segments(changes.us, is_first)
-    marks, after_block = np.flatnonzero(changes.is_mark), 3 * rows
+    marks = np.flatnonzero(changes.is_mark)
+    after_block = 3 * rows
     # Number the keys at which anything changes: the minimum is found per change, not per record.
     # Index k + 1 stands for key k, because the first key is -1.
     is_step = np.zeros(after_block + 2, dtype=np.bool_)

@@ -104,7 +104,8 @@ def advance_ticks(clock: Clock, before: Ticks, now_us: int, cap: int | None = No
     >>> advance_ticks(Clock(0, 0, skips=True), Ticks(0, 1), 4_000_000)
     Ticks(start_inclusive=4, end_exclusive=5, skipped=3)
     """
-    due, begin = count_due_ticks(clock, now_us), before.end_exclusive
+    due = count_due_ticks(clock, now_us)
+    begin = before.end_exclusive
     if due <= begin:
         return before
     if clock.skips:

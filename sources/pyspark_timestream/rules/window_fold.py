@@ -243,7 +243,10 @@ def fold_rows(
         count, size = count + len(batch), size + batch.nbytes
         if count >= _MOST_ROWS or size >= _MOST_BYTES:
             yield from _fold(fold, schema, pa.Table.from_batches(waiting, rows), ctis)
-            waiting, ctis, count, size = [], [], 0, 0
+            waiting = []
+            ctis = []
+            count = 0
+            size = 0
     yield from _fold(fold, schema, pa.Table.from_batches(waiting, rows), ctis)
 
 
@@ -290,7 +293,8 @@ def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table
     else:
         # Spark adds these rows itself, so that a sum is out of bounds where Spark says so.
         groups = _RowGroups(np.arange(len(us)), len(us))
-        panes, key_indexes = _floor(us, fold.pane_us), [key.indices.to_numpy() for key in keys]
+        panes = _floor(us, fold.pane_us)
+        key_indexes = [key.indices.to_numpy() for key in keys]
     results = [pa.array(panes).cast(INSTANT), pa.nulls(len(panes), INSTANT)]
     results += [
         key.dictionary.take(pa.array(indexes))
@@ -402,7 +406,8 @@ class _RowGroups:
         self, function: np.ufunc, initial: int, numbers: Integers, rows: Integers | None
     ) -> Integers:
         """Apply `function`, which begins with `initial`, to the numbers of `rows`; None: to all."""
-        folded, codes = np.full(self.size, initial, dtype=np.int64), self.codes
+        folded = np.full(self.size, initial, dtype=np.int64)
+        codes = self.codes
         if rows is not None:
             codes, numbers = codes[rows], numbers[rows]
         function.at(folded, codes, numbers)

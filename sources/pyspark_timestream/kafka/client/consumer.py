@@ -256,7 +256,7 @@ class ColumnConsumer(Protocol):
         """Stop fetching, and free fetched records."""
 
     def poll(
-        self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
+        self, offset_range: OffsetRange, position: int, columns: ColumnSet, wait_s: float
     ) -> PollResult:
         """Return records of `offset_range` from `position` on; wait at most `wait_s` for them."""
 
@@ -305,7 +305,7 @@ class MessageConsumer:
         discard_fetched(self._consumer)
 
     def poll(
-        self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
+        self, offset_range: OffsetRange, position: int, columns: ColumnSet, wait_s: float
     ) -> PollResult:
         """See `ColumnConsumer`."""
         max_records = min(MAX_BLOCK_RECORDS, offset_range.end_exclusive - position)
@@ -319,7 +319,7 @@ class MessageConsumer:
             ):
                 reached = max(reached, problem.offset)
         block = (
-            clip(build_record_block(records, needs), offset_range.end_exclusive)
+            clip(build_record_block(records, columns), offset_range.end_exclusive)
             if records
             else None
         )
@@ -447,10 +447,10 @@ def clip(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
     return RecordBlock(*(column if column is None else column.slice(0, count) for column in block))
 
 
-def build_record_block(records: Sequence[Message], needs: ColumnSet) -> RecordBlock:
+def build_record_block(records: Sequence[Message], columns: ColumnSet) -> RecordBlock:
     """Build columns from the requested fields of one partition's messages."""
     stamps = types = None
-    if needs.timestamps:
+    if columns.timestamps:
         flat = itertools.chain.from_iterable(_read_field(records, "timestamp"))
         pairs = np.fromiter(flat, np.int64, 2 * len(records)).reshape(-1, 2)
         # librdkafka counts the types from 0 = none, Spark's timestampType from -1.
@@ -460,10 +460,10 @@ def build_record_block(records: Sequence[Message], needs: ColumnSet) -> RecordBl
         offsets=_build_offsets(records),
         timestamps_ms=stamps,
         timestamp_types=types,
-        keys=pa.array(_read_field(records, "key"), pa.binary()) if needs.keys else None,
-        values=pa.array(_read_field(records, "value"), pa.binary()) if needs.values else None,
+        keys=pa.array(_read_field(records, "key"), pa.binary()) if columns.keys else None,
+        values=pa.array(_read_field(records, "value"), pa.binary()) if columns.values else None,
         headers=pa.array(_read_field(records, "headers"), METADATA["headers"])
-        if needs.headers
+        if columns.headers
         else None,
     )
 

@@ -67,7 +67,8 @@ class RepeatFilter:
 
     def filter(self, address: str, line: str) -> str | None:
         """Return the line to log, or None; lines that differ only in numbers are repeats."""
-        key, now_s = f"{address} {_NUMBER.sub('#', line)}", self._now_s()
+        key = f"{address} {_NUMBER.sub('#', line)}"
+        now_s = self._now_s()
         with self._lock:
             since_s, suppressed = self._passed.get(key, (float("-inf"), 0))
             if now_s - since_s < _REPEAT_INTERVAL_S:

@@ -180,10 +180,12 @@ class _BoundedConsumer:
         self._call(lambda consumer: consumer.pause(), 0, "unassign")
 
     def poll(
-        self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
+        self, offset_range: OffsetRange, position: int, columns: ColumnSet, wait_s: float
     ) -> PollResult:
         return self._call(
-            lambda consumer: consumer.poll(offset_range, position, needs, wait_s), wait_s, "consume"
+            lambda consumer: consumer.poll(offset_range, position, columns, wait_s),
+            wait_s,
+            "consume",
         )
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
@@ -304,7 +306,7 @@ class RangeReader:
         self._consumer = self._create_consumer()
         self._spare: ColumnConsumer | None = None
 
-    def read(self, offset_range: OffsetRange, needs: ColumnSet) -> Iterator[RecordBlock]:
+    def read(self, offset_range: OffsetRange, columns: ColumnSet) -> Iterator[RecordBlock]:
         """Return the records of `offset_range` in blocks, in offset order.
 
         Raises:
@@ -312,7 +314,7 @@ class RangeReader:
             BrokerUnreachable: there was no progress in time, or a broker refused.
         """
         try:
-            yield from self._read(offset_range, needs)
+            yield from self._read(offset_range, columns)
         except CallAbandoned as error:
             target = _describe(offset_range, offset_range.start_inclusive)
             raise failed_request_error(error, self._options.client, {}, 0, target) from error
@@ -324,14 +326,14 @@ class RangeReader:
         # Records fetched past the range would occupy memory until the next read.
         self._pause()
 
-    def _read(self, offset_range: OffsetRange, needs: ColumnSet) -> Iterator[RecordBlock]:
+    def _read(self, offset_range: OffsetRange, columns: ColumnSet) -> Iterator[RecordBlock]:
         partition, end = offset_range.partition, offset_range.end_exclusive
         position = offset_range.start_inclusive
         self._seek(partition, position)
         standstill = _Standstill(self._clock())
         while position < end:
             try:
-                result = self._poll(offset_range, position, needs)
+                result = self._poll(offset_range, position, columns)
             except CallAbandoned as error:
                 standstill.trouble = error_text(error)
                 self._check_progress(offset_range, position, standstill)
@@ -440,9 +442,9 @@ class RangeReader:
         old, self._consumer = self._consumer, self._create_consumer()
         old.close()
 
-    def _poll(self, offset_range: OffsetRange, position: int, needs: ColumnSet) -> PollResult:
+    def _poll(self, offset_range: OffsetRange, position: int, columns: ColumnSet) -> PollResult:
         result = self._consumer.poll(
-            offset_range, position, needs, min(_POLL_TIMEOUT_S, self._poll_timeout_s)
+            offset_range, position, columns, min(_POLL_TIMEOUT_S, self._poll_timeout_s)
         )
         received = self._consumer.received_bytes
         topic = offset_range.partition.topic
@@ -511,7 +513,8 @@ class RangeReader:
             if kind is FailureKind.ABANDONED:
                 self._replace_consumer()
             if not kind.may_pass or not budget.pause_before_retry():
-                spent_s, target = budget.elapsed_s, _describe(offset_range, position)
+                spent_s = budget.elapsed_s
+                target = _describe(offset_range, position)
                 failures = self._recent_failures(spent_s)
                 raise failed_request_error(
                     error, self._options.client, failures, spent_s, target
@@ -650,7 +653,7 @@ def prefetch_small_ranges(
     options: KafkaOptions,
     group: str,
     ranges: Sequence[OffsetRange],
-    needs: ColumnSet,
+    columns: ColumnSet,
     read_range: ReadRange,
 ) -> ReadRange:
     """Wrap `read_range` to prefetch small ranges among `ranges`; each is delivered once.
@@ -662,30 +665,30 @@ def prefetch_small_ranges(
     ahead: dict[OffsetRange, list[RecordBlock]] = {}
     later = list(ranges)
 
-    def read_ahead(offset_range: OffsetRange, columns: ColumnSet) -> Iterator[RecordBlock]:
-        if columns != needs:
-            # What is fetched ahead has only the columns of `needs`.
-            return read_range(offset_range, columns)
+    def read_ahead(offset_range: OffsetRange, requested: ColumnSet) -> Iterator[RecordBlock]:
+        if requested != columns:
+            # What is fetched ahead has only `columns`.
+            return read_range(offset_range, requested)
         if offset_range in later:
             small = [] if ahead else choose_small_ranges(later, stats.mean_record_bytes)
             if offset_range in small:
-                ahead.update(_fetch_ranges(options, group, small, needs))
+                ahead.update(_fetch_ranges(options, group, small, columns))
             # Each range is tried once; one that did not arrive completely is read on its own.
             for tried in small if offset_range in small else [offset_range]:
                 later.remove(tried)
         blocks = ahead.pop(offset_range, None)
-        return read_range(offset_range, columns) if blocks is None else iter(blocks)
+        return read_range(offset_range, requested) if blocks is None else iter(blocks)
 
     return read_ahead
 
 
 def _fetch_ranges(
-    options: KafkaOptions, group: str, ranges: Sequence[OffsetRange], needs: ColumnSet
+    options: KafkaOptions, group: str, ranges: Sequence[OffsetRange], columns: ColumnSet
 ) -> dict[OffsetRange, list[RecordBlock]]:
     """Fetch `ranges`, and return the records of the ranges that arrived completely."""
     key = (group, *options.client.items())
     with _PREFETCHERS.acquire(key, lambda: Prefetcher(options, group)) as reader:
-        return reader.read(ranges, needs)
+        return reader.read(ranges, columns)
 
 
 class Prefetcher:
@@ -704,10 +707,11 @@ class Prefetcher:
         self._consumer: BoundedClient | None = None
 
     def read(
-        self, ranges: Sequence[OffsetRange], needs: ColumnSet
+        self, ranges: Sequence[OffsetRange], columns: ColumnSet
     ) -> dict[OffsetRange, list[RecordBlock]]:
         """Return the records of the ranges that arrived completely, as one block or none each."""
-        fetch, is_new = PartialFetch(ranges), self._consumer is None
+        fetch = PartialFetch(ranges)
+        is_new = self._consumer is None
         try:
             self._collect(ranges, fetch)
         except KafkaException:
@@ -723,7 +727,7 @@ class Prefetcher:
             except KafkaException:
                 self.close()
         return {
-            offset_range: _build_blocks(offset_range, records, needs)
+            offset_range: _build_blocks(offset_range, records, columns)
             for offset_range, records in fetch.complete_ranges()
         }
 
@@ -788,7 +792,8 @@ class PartialFetch:
         return has_progress
 
     def _add_run(self, partition: Partition, run: Sequence[Message]) -> bool:
-        before, end = self._reached[partition], self._ranges[partition].end_exclusive
+        before = self._reached[partition]
+        end = self._ranges[partition].end_exclusive
         for message in run:
             error = message.error()
             if error is None:
@@ -820,10 +825,10 @@ _PREFETCHERS: Final[Pool[Prefetcher]] = Pool(max_idle=2, idle_s=300)
 
 
 def _build_blocks(
-    offset_range: OffsetRange, records: Sequence[Message], needs: ColumnSet
+    offset_range: OffsetRange, records: Sequence[Message], columns: ColumnSet
 ) -> list[RecordBlock]:
     block = (
-        clip(build_record_block(records, needs), offset_range.end_exclusive) if records else None
+        clip(build_record_block(records, columns), offset_range.end_exclusive) if records else None
     )
     return [] if block is None else [block]
 

@@ -294,7 +294,9 @@ def _choose_fields(options: KafkaOptions, projection: Projection | None) -> Requ
     """Return the fields of the values to parse; None if none is needed."""
     sources = list_time_sources(options).values()
     raw = tuple(dict.fromkeys(source.name for source in sources if source.kind == "field"))
-    columns, needs_names, needs_reasons = pa.schema([]), False, False
+    columns = pa.schema([])
+    needs_names = False
+    needs_reasons = False
     if projection is not None:
         columns = projection.fields
         is_parsed = options.value_format != "binary"
@@ -475,7 +477,9 @@ def _decode_texts(values: pa.Array) -> pa.Array:
 
 
 def _build_metadata(name: str, processed: ProcessedBlock) -> pa.Array:
-    partition, block, payload = processed.partition, processed.block, processed.payload
+    partition = processed.partition
+    block = processed.block
+    payload = processed.payload
     result = processed.result
     rows = len(block.offsets)
     adjusted = result.violation == ADJUSTED

@@ -287,7 +287,8 @@ def _join_raw(pieces: list[pa.Array], order: Integers, rows: pa.Array | None) ->
     """Join the pieces of a raw field, which may differ in type."""
     data_types = {piece.type for piece in pieces}
     if len(data_types) > 1 and all(map(pa.types.is_integer, data_types)):
-        pieces, data_types = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
+        pieces = [piece.cast(pa.int64()) for piece in pieces]
+        data_types = {pa.int64()}
     if len(data_types) <= 1:
         return [_join(pieces, data_types.pop() if data_types else pa.null(), rows)]
     # Types differ if, say, a writer changed whole numbers to fractions: each keeps its type, so the

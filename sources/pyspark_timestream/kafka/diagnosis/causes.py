@@ -70,7 +70,8 @@ def diagnose(
     failed after it had planned its last batch.
     """
     last_batch = history[-1]
-    is_final, warnings = last_batch.offset.final, recall_warnings(last_batch.offset.warnings)
+    is_final = last_batch.offset.final
+    warnings = recall_warnings(last_batch.offset.warnings)
     ahead = _find_clocks_ahead(last_batch)
     found = [
         *outside,
@@ -214,7 +215,8 @@ def _describe_end(offset: StreamOffset) -> str:
 
 def _find_blockers(history: History, ahead: frozenset[Partition]) -> Iterator[Diagnosis]:
     """Yield a diagnosis for each reason why partitions at the minimum do not advance."""
-    unread, reasons = count_remaining(history), dict[Kind, set[Partition]]()
+    unread = count_remaining(history)
+    reasons = dict[Kind, set[Partition]]()
     clocks = history[-1].clocks
     totals = _AllPartitions(
         sum(clock.events for clock in clocks.values()),
@@ -303,7 +305,8 @@ def _stands_still(history: History, partition: Partition) -> bool:
 
 
 def _report_backlog(history: History, partitions: Sequence[Partition]) -> Diagnosis:
-    unread, partition_offsets = count_remaining(history), history[-1].offset.partitions
+    unread = count_remaining(history)
+    partition_offsets = history[-1].offset.partitions
     count = sum(unread[partition] for partition in partitions if partition in unread)
     size = sum(partition_offsets[partition].size for partition in partitions)
     text = (
@@ -331,7 +334,8 @@ def _report_blocked(
     kind: Kind, history: History, partitions: Sequence[Partition], text: str, **more: Any
 ) -> Diagnosis:
     """Report partitions that have held the stream's CTI since it reached its present value."""
-    cti_us, blocking = history[-1].offset.cti_us, frozenset(partitions)
+    cti_us = history[-1].offset.cti_us
+    blocking = frozenset(partitions)
     since_us = find_unchanged_since(
         history,
         lambda batch: batch.offset.cti_us == cti_us and blocking <= find_blocking_partitions(batch),
@@ -430,7 +434,8 @@ def _find_newest(clock: PartitionClock) -> int | None:
 
 def _report_no_cti(history: History, partitions: Sequence[Partition]) -> Diagnosis:
     last_batch = history[-1]
-    settings, clock = last_batch.settings, last_batch.clocks[partitions[0]]
+    settings = last_batch.settings
+    clock = last_batch.clocks[partitions[0]]
     text = _describe_missing_cti(settings, clock)
     if len(partitions) > 1:
         text += f"; so it is in {len(partitions)} partitions"

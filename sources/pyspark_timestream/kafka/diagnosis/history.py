@@ -306,7 +306,8 @@ def build_progress(
     ended = find_ended(offset, {}, options.ending_cti_us)
     ends = limit_ends(readable_ends, offset.fixed_ends, ended)
     topics: dict[str, dict[str, Any]] = {}
-    totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_PAYLOADS
+    totals = dict.fromkeys(COUNTERS, 0)
+    malformed = NO_MALFORMED_PAYLOADS
     for partition, partition_offset in sorted(offset.partitions.items()):
         topics.setdefault(partition.topic, {})[str(partition.number)] = _build_partition(
             partition_offset, ends.get(partition, partition_offset.end_exclusive)

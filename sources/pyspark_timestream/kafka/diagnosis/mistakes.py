@@ -120,7 +120,9 @@ def _report_counts(
 
     With `holds_back` they count as most of the stream's events, whatever their fraction is.
     """
-    partitions, clocks, total = sort_by_count(counts), history[-1].clocks, sum(counts.values())
+    partitions = sort_by_count(counts)
+    clocks = history[-1].clocks
+    total = sum(counts.values())
     events = sum(clocks[partition].events for partition in partitions)
     return Diagnosis(
         kind,
@@ -184,7 +186,8 @@ def _report_unusable(
 
     `subject` names them; `advise` gets True if they are most events, or all of a partition.
     """
-    counts, clocks = _count_by_partition(history[-1], counter), history[-1].clocks
+    counts = _count_by_partition(history[-1], counter)
+    clocks = history[-1].clocks
     if not counts:
         return
     total, events = sum(counts.values()), sum(clock.events for clock in clocks.values())
@@ -368,7 +371,8 @@ def is_clock_ahead(batch: BatchRecord, partition: Partition) -> bool:
     clock = batch.clocks[partition]
     if clock.cti_us is None:
         return False
-    ahead_us, late = _measure_ahead(batch, clock), _count_late(clock)
+    ahead_us = _measure_ahead(batch, clock)
+    late = _count_late(clock)
     if ahead_us > _MAX_AHEAD_US or not late:
         return ahead_us > _MAX_AHEAD_US
     return (
@@ -444,7 +448,8 @@ def report_clocks_ahead(history: History, ahead: Set[Partition]) -> Iterator[Dia
 
 def _describe_ahead(batch: BatchRecord, clock: PartitionClock) -> str:
     assert clock.cti_us is not None
-    cti, ahead_us = format_instant(clock.cti_us), clock.clues.lead_us
+    cti = format_instant(clock.cti_us)
+    ahead_us = clock.clues.lead_us
     if ahead_us is not None:
         return (
             f"an event {round_duration(ahead_us)} after its record's timestamp made the CTI {cti}"

@@ -455,7 +455,8 @@ def _describe_payloads(
 def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBlock) -> str:
     counts = np.bincount(decoded.reasons, minlength=len(REASONS))
     reason = int(np.argmax(counts[1:])) + 1
-    side, subject = rules.side, f"{counts[reason]} of {len(payloads)} {rules.side}s"
+    side = rules.side
+    subject = f"{counts[reason]} of {len(payloads)} {rules.side}s"
     if reason == FRAMING:
         framing = rules.option_name("framing")
         example = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()

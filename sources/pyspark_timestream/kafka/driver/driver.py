@@ -326,7 +326,13 @@ class StreamDriver:
             # A change that waits is not one of this batch.
             settings = previous.settings if self._change.waits else self._change.settings
             unpinned = _list_unpinned(options, previous.stream)
-            change = find_change(options, settings, previous, unpinned)
+            change = find_change(
+                options,
+                settings,
+                unpinned,
+                last_settings=previous.settings,
+                last_unpinned=previous.unpinned,
+            )
         return RunContext(
             options,
             max_offsets=cap,
@@ -449,7 +455,8 @@ class StreamDriver:
         ended = self._find_ended(previous)
         open_positions = _find_open_positions(previous, ended)
         ends = limit_ends(self._ends.wait_for(open_positions), previous.fixed_ends, ended)
-        readable_ends, last_positions = self._ends.readable_ends, open_positions | ended
+        readable_ends = self._ends.readable_ends
+        last_positions = open_positions | ended
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
         new = [
             partition

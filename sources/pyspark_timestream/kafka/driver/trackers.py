@@ -314,7 +314,8 @@ class CtiImporter:
         }
         # `now_us` is when we asked, and the answer may be slow: start counting at the second update
         # that finds the partition missing.
-        before, grace_us = self._missing_since_us, LEADER_CHANGE_GRACE_S * SECOND_US
+        before = self._missing_since_us
+        grace_us = LEADER_CHANGE_GRACE_S * SECOND_US
         self._missing_since_us = {
             partition: (before[partition] or now_us) if partition in before else None
             for partition in missing

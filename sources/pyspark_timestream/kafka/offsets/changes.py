@@ -7,7 +7,7 @@ clocks of partitions for the new options, and the offset records a `ClockChange`
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.declarations import quote_setting
@@ -121,34 +121,27 @@ def change_clock(
     )
 
 
-class Pinned(Protocol):
-    """The options that an offset keeps."""
-
-    @property
-    def settings(self) -> Settings:
-        """The options that are pinned."""
-
-    @property
-    def unpinned(self) -> Settings:
-        """The noted ones of the options that may change."""
-
-
 def find_change(
-    options: KafkaOptions, settings: Settings, last_offset: Pinned, unpinned: Settings
+    options: KafkaOptions,
+    settings: Settings,
+    unpinned: Settings,
+    *,
+    last_settings: Settings,
+    last_unpinned: Settings,
 ) -> NewRules | None:
     """Return how today's options differ from those of the last offset; None if they do not.
 
     `settings` are today's options that a checkpoint pins, `unpinned` the options that the next
-    offset notes although they may change.
+    offset notes although they may change; the others are those of the last offset.
     """
-    before = {**last_offset.settings, **_select_idle_timeout(last_offset.unpinned)}
+    before = {**last_settings, **_select_idle_timeout(last_unpinned)}
     after = {**settings, **_select_idle_timeout(unpinned)}
     if before == after:
         return None
     return NewRules(
         *compare_settings(before, after),
         settings,
-        options.as_of(last_offset.settings),
+        options.as_of(last_settings),
         options,
     )
 
@@ -217,15 +210,19 @@ def find_obstacle(
     name: str, stored: Settings, settings: Settings, change_from: str | int | None = NOW
 ) -> str | None:
     """Return what `changeFrom` does instead of the change of an option; None if it makes it."""
-    spec, old, new = SPECS.get(name), stored.get(name), settings.get(name)
+    spec = SPECS.get(name)
+    old = stored.get(name)
+    new = settings.get(name)
     kind = "" if spec is None else spec.allowed_change
     if spec is None or not kind:
         return "does not change it"
     try:
-        _ = old if old is None else spec.parser.parse(old)
+        if old is not None:
+            spec.parser.parse(old)
     except ValueError:
         return f"cannot read '{old}', so the checkpoint is damaged"
     is_source = name in CTI_SETTINGS and (old is None or new is None)
+    # From an instant on only values change (8.10).
     if isinstance(change_from, int) and (kind == "more" or is_source):
         return f"adds topics, and adds or leaves out sources of CTIs, only with '{NOW}'"
     if kind == "more":

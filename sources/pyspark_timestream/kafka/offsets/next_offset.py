@@ -174,7 +174,8 @@ def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
 
 def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """8.10: record the change with the stream's CTI, and where it takes effect."""
-    changes, committed = planned.changes, state.run.committed_batch
+    changes = planned.changes
+    committed = state.run.committed_batch
     if state.run.change is not None:
         old, new = state.run.change.old, state.run.change.new
         changes = (*changes, ClockChange(planned.number, planned.cti_us, old, new))
@@ -184,7 +185,8 @@ def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
         return replace(planned, changes=changes)
 
     def note(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:
-        last_offset, start = state.find_last(partition), partition_offset.start_inclusive
+        last_offset = state.find_last(partition)
+        start = partition_offset.start_inclusive
         points = note_change_points(last_offset, changes, planned.number, start, committed)
         return replace(partition_offset, change_points=points)
 
@@ -196,7 +198,8 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
     if state.has_run_ended:
         # After the end-of-run batch no partition becomes idle.
         return planned
-    since_us, now_us = state.snapshot.caught_up_since_us, state.snapshot.now_us
+    since_us = state.snapshot.caught_up_since_us
+    now_us = state.snapshot.now_us
     idle = find_idle(since_us, state.previous.idle, state.run.options.idle_timeout_us, now_us)
 
     def set_idle(partition: Partition, partition_offset: PartitionOffset) -> PartitionOffset:

@@ -169,6 +169,7 @@ def defer(pending: Pending, end: int, cti_us: int) -> Pending:
     """
     if pending and pending[-1][1] >= cti_us:
         return pending
+    # A CTI that waits for this end or a later one is smaller, so the new one overtakes it.
     earlier = tuple(pair for pair in pending if pair[0] < end)
     return (*earlier[: MAX_PENDING - 1], (end, cti_us))
 

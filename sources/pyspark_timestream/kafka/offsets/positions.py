@@ -37,6 +37,7 @@ _MAX_MISSING_US: Final = 7 * DAY_US
 
 def find_recreated_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
     """Return the topics with a new id: they have the same name but other records."""
+    # A topic whose id was unknown counts neither as recreated nor as unchanged.
     return frozenset(
         topic for topic, topic_id in now.items() if before.get(topic, topic_id) != topic_id
     )
@@ -60,7 +61,8 @@ def reconcile(
     Topics in `unchanged` are certainly those that were read before: if such a log is too short, its
     end is lost.
     """
-    positions, losses = dict(last_positions), []
+    positions = dict(last_positions)
+    losses = []
     for partition, position in sorted(last_positions.items()):
         if partition not in ends:
             losses.append(f"{partition} is gone; it was read up to offset {position}")
@@ -98,6 +100,7 @@ def _find_loss(
     position: int, first: int, end: int, *, is_recreated: bool, is_unchanged: bool
 ) -> tuple[int, str | None]:
     """Return where to continue in a partition, and what it has lost, if anything."""
+    # First of all: offsets of the earlier topic say nothing of this one.
     if is_recreated:
         return first, (
             f"was read up to offset {position}, but its topic has been deleted and created again "
@@ -129,7 +132,9 @@ def keep_missing(
 
     `topic_ids` are the known ids that the topics have now.
     """
-    previous, existing, now_us = state.previous, state.snapshot.positions, state.snapshot.now_us
+    previous = state.previous
+    existing = state.snapshot.positions
+    now_us = state.snapshot.now_us
     newly_missing = {
         partition: replace(
             last_offset,
@@ -219,7 +224,8 @@ class ReadBound:
             instants_ms = {partition: self.timestamps_ms[partition] for partition in ends}
         else:
             return self._find_named_offsets(earliest, ends, partitions)
-        at_times, offsets = find_offsets(instants_ms), {}
+        at_times = find_offsets(instants_ms)
+        offsets = {}
         for partition, end in ends.items():
             offset = at_times.get(partition)
             if offset is None and self.has_strategy and self.options.starting_strategy != "latest":
@@ -277,11 +283,11 @@ def make_start_bound(options: KafkaOptions) -> ReadBound:
     """Make the bound that the starting options give a read."""
     return ReadBound(
         options,
-        "start",
-        options.starting_timestamp_ms,
-        options.starting_timestamps_ms,
-        options.starting_offsets,
-        (EARLIEST, LATEST),
+        verb="start",
+        timestamp_ms=options.starting_timestamp_ms,
+        timestamps_ms=options.starting_timestamps_ms,
+        offsets=options.starting_offsets,
+        words=(EARLIEST, LATEST),
         has_strategy=True,
     )
 
@@ -290,11 +296,11 @@ def make_end_bound(options: KafkaOptions) -> ReadBound:
     """Make the bound that the ending options give a read."""
     return ReadBound(
         options,
-        "end",
-        options.ending_timestamp_ms,
-        options.ending_timestamps_ms,
-        options.ending_offsets,
-        (LATEST,),
+        verb="end",
+        timestamp_ms=options.ending_timestamp_ms,
+        timestamps_ms=options.ending_timestamps_ms,
+        offsets=options.ending_offsets,
+        words=(LATEST,),
         has_strategy=False,
     )
 
@@ -307,7 +313,8 @@ def check_order(
     Raises:
         OptionError: one does; the error names the option that decides where it starts.
     """
-    starting, ending = make_start_bound(options).name, make_end_bound(options).name
+    starting = make_start_bound(options).name
+    ending = make_end_bound(options).name
     for partition, start in sorted(starts.items()):
         if start > stops[partition]:
             raise OptionError(
@@ -364,7 +371,8 @@ def find_ended(
     `clocks` are those after the batch; for a partition without one, the clock at the batch's
     start counts.
     """
-    fixed, is_over = offset.fixed_ends or {}, has_stream_ended(offset, until_us)
+    fixed = offset.fixed_ends or {}
+    is_over = has_stream_ended(offset, until_us)
     return {
         partition: partition_offset.end_exclusive
         for partition, partition_offset in offset.partitions.items()

@@ -370,6 +370,7 @@ def plan_slice(
     task_ranges = []
     for partition, start in sorted(starts.items()):
         stop = stops[partition]
+        # A log may have grown, or lost its beginning, since the slices were made.
         _, begin_at, end_at = open_ranges.get(partition, OpenRange(partition, None, None))
         begin = start if begin_at is None else max(begin_at, start)
         offset_range = OffsetRange(partition, begin, stop if end_at is None else min(end_at, stop))

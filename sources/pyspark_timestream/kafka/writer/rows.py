@@ -240,7 +240,8 @@ class TaskRows:
         if TOPIC_COLUMN not in rows.schema.names:
             yield rows, None
             return
-        topics, rows = rows.column(TOPIC_COLUMN), rows.drop_columns([TOPIC_COLUMN])
+        topics = rows.column(TOPIC_COLUMN)
+        rows = rows.drop_columns([TOPIC_COLUMN])
         if not self._by_topic:
             yield rows, None
             return

@@ -393,7 +393,8 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         tasks = [message for message in messages if isinstance(message, WrittenTask)]
         if not tasks:
             return
-        run, with_rows = tasks[0].run, {task.task for task in tasks if task.rows}
+        run = tasks[0].run
+        with_rows = {task.task for task in tasks if task.rows}
         _COMMITS.check_tasks(self._options, run, batchId, with_rows)
         self._note_topic()
         if not self._has_marks:

@@ -111,7 +111,8 @@ class KafkaWriteOptions:
     @property
     def wants_marks(self) -> bool:
         """Whether an option about marks is set."""
-        names, defaults = ("writer", "header", "cti_from", "delay_us"), KafkaWriteOptions()
+        names = ("writer", "header", "cti_from", "delay_us")
+        defaults = KafkaWriteOptions()
         return any(getattr(self, name) != getattr(defaults, name) for name in names)
 
     def find_mark(self, cti_us: int | None) -> int | None:

@@ -142,9 +142,9 @@ def _declare_functions(loaded: Any) -> NativeReader:
     )
 
 
-def encode_columns(needs: ColumnSet) -> int:
-    """Encode `needs` as the bits that native_reader.c expects."""
-    flags = (needs.timestamps, needs.keys, needs.values, needs.headers)
+def encode_columns(columns: ColumnSet) -> int:
+    """Encode `columns` as the bits that native_reader.c expects."""
+    flags = (columns.timestamps, columns.keys, columns.values, columns.headers)
     return sum(1 << bit for bit, is_wanted in enumerate(flags) if is_wanted)
 
 
@@ -162,16 +162,20 @@ class _OwnedBuffer:
         self._release(self._address)
 
 
-def adopt_block(native_reader: NativeReader, block: Block, needs: ColumnSet) -> RecordBlock | None:
+def adopt_block(
+    native_reader: NativeReader, block: Block, columns: ColumnSet
+) -> RecordBlock | None:
     """Turn `block` into records and take over its buffers; return None if it is empty."""
     take = functools.partial(_adopt_buffer, native_reader)
     rows = block.rows
     offsets = _build_numbers(pa.int64(), rows, take(block.offsets))
-    stamps = _build_numbers(pa.int64(), rows, take(block.stamps)) if needs.timestamps else None
-    types = _build_numbers(pa.int32(), rows, take(block.stamp_types)) if needs.timestamps else None
-    keys = _build_values(take, block.keys) if needs.keys else None
-    values = _build_values(take, block.values) if needs.values else None
-    headers = _build_headers(take, block) if needs.headers else None
+    stamps = _build_numbers(pa.int64(), rows, take(block.stamps)) if columns.timestamps else None
+    types = (
+        _build_numbers(pa.int32(), rows, take(block.stamp_types)) if columns.timestamps else None
+    )
+    keys = _build_values(take, block.keys) if columns.keys else None
+    values = _build_values(take, block.values) if columns.values else None
+    headers = _build_headers(take, block) if columns.headers else None
     return (
         RecordBlock(
             offsets=offsets,
@@ -367,12 +371,13 @@ class NativeConsumer:
         adopt_block(self._native_reader, block, ColumnSet())
 
     def poll(
-        self, offset_range: OffsetRange, position: int, needs: ColumnSet, wait_s: float
+        self, offset_range: OffsetRange, position: int, columns: ColumnSet, wait_s: float
     ) -> PollResult:
         """See `ColumnConsumer`; stops at the first error, and the next call continues after it."""
         records, block = self._open_handles.records, Block()
         limits = (position, offset_range.end_exclusive, MAX_BLOCK_RECORDS, _MAX_BLOCK_BYTES)
-        wait_ms, bits = max(1, round(wait_s * 1000)), encode_columns(needs)
+        wait_ms = max(1, round(wait_s * 1000))
+        bits = encode_columns(columns)
         code = self._native_reader.read(records, *limits, wait_ms, bits, ctypes.byref(block))
         if code == -1:
             raise MemoryError(
@@ -383,12 +388,14 @@ class NativeConsumer:
                 f"{offset_range.partition}: the records after offset {position} exceed 2 GiB in a "
                 "column"
             )
-        rows = adopt_block(self._native_reader, block, needs)
+        rows = adopt_block(self._native_reader, block, columns)
         return PollResult(rows, block.reached, self._read_errors(block), block.rows, block.inflated)
 
     def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """See `ColumnConsumer`."""
-        client, low, high = self._open_handles.client, c_int64(), c_int64()
+        client = self._open_handles.client
+        low = c_int64()
+        high = c_int64()
         ends = (ctypes.byref(low), ctypes.byref(high))
         address = (partition.topic.encode(), partition.number)
         query = self._kafka.rd_kafka_query_watermark_offsets

@@ -359,7 +359,8 @@ def read_avro(
             is_accepted = np.array([*map(reader.accepts, group_names), True])[branches]
             if not is_accepted.all():
                 reasons[rows[~is_accepted]] = NAME
-                rows, group = rows[is_accepted], group.filter(pa.array(is_accepted))
+                rows = rows[is_accepted]
+                group = group.filter(pa.array(is_accepted))
             if not len(rows):
                 continue
             codec = _build_codec((reader, *newer), requested, text)

@@ -254,7 +254,10 @@ class _JsonColumn:
     def describe(self, location: dict[str, Any]) -> _Field:
         """Describe the field at `location`, and its buffers, as the library expects it."""
         kind, target, is_raw = self._field
-        least, greatest, scale, bound = -(2**63), 2**63 - 1, 0, 0
+        least = -(2**63)
+        greatest = 2**63 - 1
+        scale = 0
+        bound = 0
         if kind == _INTEGER:
             least, greatest = -(1 << target.bit_width - 1), (1 << target.bit_width - 1) - 1
         elif kind == _DECIMAL:
@@ -592,7 +595,10 @@ def _parse_run(
     # names row 3, so it gets the first three next: they are a block. The bad value is parsed by
     # itself, and so is the last one, because one value is not worth a call of Arrow. If the second
     # were bad, it would be near: two values would be parsed one by one, and Arrow would get two.
-    position, size, singly, bad = start, stop - start, most_singly, -1
+    position = start
+    size = stop - start
+    singly = most_singly
+    bad = -1
     while position < stop:
         count = 1 if position == bad else min(size, stop - position)
         if count <= most_singly:
@@ -602,7 +608,9 @@ def _parse_run(
             block = _parse_joined(fields, texts.slice(position, count))
             if isinstance(block, DecodedBlock):
                 yield block
-                position, size, singly = position + count, 4 * size, most_singly
+                position += count
+                size *= 4
+                singly = most_singly
                 continue
             if block.row is None and count > 2 * most_singly:
                 # It names no row: halve the piece until it does, or until it is small.

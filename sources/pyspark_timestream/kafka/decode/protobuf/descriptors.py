@@ -161,7 +161,8 @@ def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
     `main` is the schema: a FileDescriptorProto, plain or in base64.
     """
     file = _parse_file("", main)
-    names, messages = [file.package] if file.package else [], file.message_type
+    names = [file.package] if file.package else []
+    messages = file.message_type
     for index in indexes:
         # Writers count in the text of a schema, which has no messages for entries of maps.
         candidates = [message for message in messages if not message.options.map_entry]
