@@ -30,7 +30,7 @@ class Running:
 
     @property
     def lastProgress(self):
-        self.was_told |= self.requests.take(STREAM, True)
+        self.was_told |= self.requests.take(STREAM, is_running=True)
         closing, final = self.steps[0]
         # The last step is that of a request that was found.
         if len(self.steps) > 1 and (self.was_told or len(self.steps) > 2):
@@ -114,7 +114,7 @@ def test_two_calls_at_once_ask_for_one_end(monkeypatch, tmp_path):
     requests.make(STREAM)
     monkeypatch.setattr(processes, "_is_own", look_too_early)
     requests.make(STREAM)
-    assert requests.take(STREAM, True)
+    assert requests.take(STREAM, is_running=True)
 
 
 def test_what_is_not_this_users_is_no_request_and_stays(tmp_path):
@@ -125,7 +125,7 @@ def test_what_is_not_this_users_is_no_request_and_stays(tmp_path):
         requests.make(STREAM)
     requests.withdraw(STREAM)
     assert foreign.is_dir()
-    assert not requests.take(STREAM, True)
+    assert not requests.take(STREAM, is_running=True)
 
 
 def test_a_server_makes_and_withdraws_requests_where_its_readers_look(monkeypatch, tmp_path):
@@ -133,7 +133,7 @@ def test_a_server_makes_and_withdraws_requests_where_its_readers_look(monkeypatc
     make, withdraw = ({"act": act, "stream": STREAM} for act in ("make", "withdraw"))
     for _ in range(2):
         assert EndRequestSource(make).schema().names == ["stream"]
-    assert EndRequests(tmp_path).take(STREAM, True)
+    assert EndRequests(tmp_path).take(STREAM, is_running=True)
     for _ in range(2):
         EndRequestSource(withdraw).schema()
     assert not list(tmp_path.iterdir())

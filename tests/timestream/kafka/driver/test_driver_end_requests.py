@@ -169,21 +169,21 @@ def test_a_request_for_another_stream_changes_nothing(tmp_path):
 
 
 def test_a_request_is_a_file_of_the_same_user(tmp_path):
-    assert not EndRequests(tmp_path).take(STREAM, True)
+    assert not EndRequests(tmp_path).take(STREAM, is_running=True)
     EndRequests(tmp_path).make(STREAM)
     EndRequests(tmp_path).make(STREAM)
-    assert EndRequests(tmp_path).take(STREAM, True)
+    assert EndRequests(tmp_path).take(STREAM, is_running=True)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
     EndRequests(tmp_path).withdraw(STREAM)
     EndRequests(tmp_path).withdraw(STREAM)
     path.symlink_to("/etc/hostname")
-    assert not EndRequests(tmp_path).take(STREAM, True)
+    assert not EndRequests(tmp_path).take(STREAM, is_running=True)
     with pytest.raises(OSError, match="exists"):
         EndRequests(tmp_path).make(STREAM)
     path.unlink()
     path.mkdir()
-    assert not EndRequests(tmp_path).take(STREAM, True)
+    assert not EndRequests(tmp_path).take(STREAM, is_running=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -191,12 +191,12 @@ def test_a_request_of_another_user_counts_for_nothing(tmp_path):
     EndRequests(tmp_path).make(STREAM)
     (path,) = tmp_path.iterdir()
     os.chown(path, 12345, 12345)
-    assert not EndRequests(tmp_path).take(STREAM, True)
+    assert not EndRequests(tmp_path).take(STREAM, is_running=True)
 
 
 @pytest.mark.parametrize("stream", ["", "../../etc/passwd", STREAM + "0", "x" * 32])
 def test_a_stream_id_is_no_path(tmp_path, stream):
-    assert not EndRequests(tmp_path).take(stream, True)
+    assert not EndRequests(tmp_path).take(stream, is_running=True)
     with pytest.raises(ValueError, match="not the id of a stream"):
         EndRequests(tmp_path).make(stream)
 
