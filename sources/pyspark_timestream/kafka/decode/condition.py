@@ -162,32 +162,23 @@ class _Like:
 
 
 @dataclass(frozen=True, slots=True)
-class _IsNull:
+class _Unary:
+    """`not`, `is null`, `is true` or `is false`."""
+
+    name: str
     operand: _Step
     type: pa.DataType = _BOOLEAN
 
     def compute(self, read_column: ReadColumn) -> Any:
-        return pc.is_null(self.operand.compute(read_column))
-
-
-@dataclass(frozen=True, slots=True)
-class _Is:
-    operand: _Step
-    value: bool
-    type: pa.DataType = _BOOLEAN
-
-    def compute(self, read_column: ReadColumn) -> Any:
-        truth = self.operand.compute(read_column)
-        return pc.fill_null(truth if self.value else pc.invert(truth), False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Not:
-    operand: _Step
-    type: pa.DataType = _BOOLEAN
-
-    def compute(self, read_column: ReadColumn) -> Any:
-        return pc.invert(self.operand.compute(read_column))
+        operand = self.operand.compute(read_column)
+        match self.name:
+            case "is null":
+                return pc.is_null(operand)
+            case "not":
+                return pc.invert(operand)
+            case "is true":
+                return pc.fill_null(operand, False)
+        return pc.fill_null(pc.invert(operand), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +224,7 @@ def _greater(left: Any, right: Any) -> Any:
 # -- types -----------------------------------------------------------------------------------------
 
 
-class _Wrong(Exception):
+class _Refused(Exception):
     """The condition cannot be used: the problem, and what to do about it."""
 
     def __init__(self, problem: str, next_step: str = "correct it, or filter in Spark") -> None:
@@ -257,9 +248,9 @@ def resolve_condition(
     typing = _Typing(columns, others)
     try:
         if isinstance(where.root, Constant) and where.root.kind == "null":
-            raise _Wrong("it is null, for which Spark finds no type", "name a condition")
+            raise _Refused("it is null, for which Spark finds no type", "name a condition")
         root = typing.condition(where.root)
-    except _Wrong as error:
+    except _Refused as error:
         raise OptionError("where", f"'{where.text}': {error}", ACCEPTS, error.next_step) from None
     except RecursionError:
         problem = f"'{where.text[:100]}...' is nested too deeply"
@@ -293,7 +284,7 @@ class _Typing:
         """Type a node that must be true or false."""
         step = self._operand(node)
         if step.type not in (_BOOLEAN, pa.null()):
-            raise _Wrong(
+            raise _Refused(
                 f"{_show(node)} is {name_scalar(step.type)}, and no condition",
                 "compare it with a value",
             )
@@ -307,12 +298,10 @@ class _Typing:
         match node.name:
             case "and" | "or":
                 return _Chain(tuple(map(self.condition, node.inputs)), node.name == "and")
-            case "not":
-                return _Not(self.condition(node.inputs[0]))
             case "is null":
-                return _IsNull(self._operand(node.inputs[0]))
-            case "is true" | "is false":
-                return _Is(self.condition(node.inputs[0]), node.name == "is true")
+                return _Unary(node.name, self._operand(node.inputs[0]))
+            case "not" | "is true" | "is false":
+                return _Unary(node.name, self.condition(node.inputs[0]))
             case "in":
                 return self._in(node)
             case "like":
@@ -325,7 +314,7 @@ class _Typing:
             raise self._unknown(names)
         data_type = self._columns.get(name, self._others.get(name))
         if data_type is None:
-            raise _Wrong(
+            raise _Refused(
                 f"it names '{name}', the column with the CTI, which rows of data do not have",
                 "leave it out: CTI rows pass whatever the condition is",
             )
@@ -339,14 +328,14 @@ class _Typing:
             data_type = data_type.field(index).type
         return _ColumnStep(name, tuple(path), data_type)
 
-    def _unknown(self, names: tuple[str, ...]) -> _Wrong:
+    def _unknown(self, names: tuple[str, ...]) -> _Refused:
         dotted = ".".join(names)
         if len(names) > 1 and _find(dotted, self._columns):
             step = f"write `{dotted}` in backquotes, as Spark asks for"
         else:
             step = "name a column of .schema(...), or add it there"
         have = ", ".join(name for name, data_type in self._columns.items() if data_type is not None)
-        return _Wrong(f"there is no column '{format_path(names)}' among {have}", step)
+        return _Refused(f"there is no column '{format_path(names)}' among {have}", step)
 
     def _compare(self, node: Operation) -> _Step:
         left, right = map(self._operand, node.inputs)
@@ -360,13 +349,13 @@ class _Typing:
     def _compare_null(self, node: Operation, left: _Step, right: _Step) -> _Step:
         operand = right if left.type == pa.null() else left
         if not _is_comparable(operand.type) and operand.type != pa.null():
-            raise _Wrong(f"{name_scalar(operand.type)} is not compared")
-        return _IsNull(operand) if node.name == "<=>" else _Value(None, _BOOLEAN)
+            raise _Refused(f"{name_scalar(operand.type)} is not compared")
+        return _Unary("is null", operand) if node.name == "<=>" else _Value(None, _BOOLEAN)
 
     def _in(self, node: Operation) -> _Step:
         operand = self._operand(node.inputs[0])
         if not isinstance(operand, _ColumnStep):
-            raise _Wrong("'in' is not behind a column", "write the column first")
+            raise _Refused("'in' is not behind a column", "write the column first")
         all_values = [
             _make_value(constant) for constant in node.inputs[1:] if isinstance(constant, Constant)
         ]
@@ -380,7 +369,9 @@ class _Typing:
     def _like(self, node: Operation) -> _Step:
         operand = self._operand(node.inputs[0])
         if not isinstance(operand, _ColumnStep) or operand.type != pa.string():
-            raise _Wrong(f"'like' is behind {_show(node.inputs[0])}, which is no column of strings")
+            raise _Refused(
+                f"'like' is behind {_show(node.inputs[0])}, which is no column of strings"
+            )
         pattern, escape = (
             constant.value for constant in node.inputs[1:] if isinstance(constant, Constant)
         )
@@ -404,7 +395,7 @@ def _find(name: str, columns: Mapping[str, Any]) -> str | None:
         return name
     alike = [column for column in columns if column.lower() == name.lower()]
     if len(alike) > 1:
-        raise _Wrong(f"'{name}' may be {' or '.join(alike)}", "write the name as it is")
+        raise _Refused(f"'{name}' may be {' or '.join(alike)}", "write the name as it is")
     return alike[0] if alike else None
 
 
@@ -452,7 +443,7 @@ def _read_time(text: str, data_type: pa.DataType) -> _Value:
     problem = f"the text '{text}' is no {name_scalar(data_type)}"
     if not re.fullmatch(form, text):
         why = " and a zone, which otherwise is the session's" if data_type == INSTANT else ""
-        raise _Wrong(problem, f"write it with all digits{why}, such as '{example}'")
+        raise _Refused(problem, f"write it with all digits{why}, such as '{example}'")
     second, _, rest = text.partition(".")
     zone = rest.lstrip("0123456789")
     fraction = rest.removesuffix(zone)
@@ -460,7 +451,7 @@ def _read_time(text: str, data_type: pa.DataType) -> _Value:
         us = parse_instant(second + zone) + int(fraction.ljust(6, "0"))
     except ValueError:
         step = "write a time that calendar and clock have, in the years 1 to 9999 of UTC"
-        raise _Wrong(problem, step) from None
+        raise _Refused(problem, step) from None
     return _Value(us // DAY_US if data_type == pa.date32() else us, data_type)
 
 
@@ -490,7 +481,7 @@ def _unify(left: _Step, right: _Step, *, in_list: bool = False) -> pa.DataType:
     if left.type == right.type and (left.type in _SAME or _is_number(left.type)):
         return left.type
     if not all(map(_is_number, pair)):
-        raise _Wrong(
+        raise _Refused(
             f"{name_scalar(left.type)} is compared with {name_scalar(right.type)}, which Spark "
             "does by the session's settings, if at all",
             _advise(left, right),
@@ -506,7 +497,7 @@ def _unify(left: _Step, right: _Step, *, in_list: bool = False) -> pa.DataType:
             any(data_type in _INTEGRAL_DIGITS for data_type in pair)
             and not -(2**63) <= value < 2**63
         ):
-            raise _Wrong(
+            raise _Refused(
                 f"{value} is outside of bigint, beside which Spark takes null for a number"
             )
     return _unify_decimals(*(_as_decimal(step, in_list=in_list) for step in (left, right)))
@@ -540,7 +531,7 @@ def _refuse_rounding(left: _Step, right: _Step) -> None:
             continue
         value = other.value if isinstance(other, _Value) else None
         if value is None or int(np.float32(value)) != value:
-            raise _Wrong(
+            raise _Refused(
                 f"float is compared with {name_scalar(other.type)}, which Spark does in float or "
                 "double, as the session's settings say",
                 # A float's own digits are fewer than those of the double that holds it here.
@@ -563,7 +554,7 @@ def _unify_decimals(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     scale = max(left.scale, right.scale)
     digits = max(left.precision - left.scale, right.precision - right.scale) + scale
     if digits > MAX_DIGITS:
-        raise _Wrong(
+        raise _Refused(
             f"{name_scalar(left)} is compared with {name_scalar(right)}, for which Spark would "
             f"round: it takes {digits} digits, and a decimal has {MAX_DIGITS}"
         )
@@ -578,14 +569,14 @@ def _find_common(operand: _ColumnStep, values: list[_Value]) -> pa.DataType:
         # This value has been checked; the next ones are checked against the common type so far.
         common = _ColumnStep(operand.name, operand.path, data_type)
     if not _is_comparable(common.type):
-        raise _Wrong(f"{name_scalar(common.type)} is not compared")
+        raise _Refused(f"{name_scalar(common.type)} is not compared")
     return common.type
 
 
 def _read_pattern(pattern: str, escape: str) -> tuple[str, str]:
     """Return Arrow's function for a pattern of `like`, and the text or expression to give it."""
     if len(escape) != 1 or ord(escape) > 0xFFFF:
-        raise _Wrong(f"'{escape}' behind 'escape' is not one character")
+        raise _Refused(f"'{escape}' behind 'escape' is not one character")
     pieces = list(_split_pattern(pattern, escape))
     texts = [piece for piece in pieces if piece not in (_ANY, _ONE)]
     if not pieces:
@@ -606,7 +597,7 @@ def _read_pattern(pattern: str, escape: str) -> tuple[str, str]:
     try:
         pc.match_substring_regex(pa.array([], pa.string()), pattern=text)
     except pa.ArrowInvalid as error:
-        raise _Wrong("the pattern of 'like' is too long") from error
+        raise _Refused("the pattern of 'like' is too long") from error
     return "match_substring_regex", text
 
 
@@ -621,7 +612,7 @@ def _split_pattern(pattern: str, escape: str) -> Iterator[str | int]:
         if character == escape:
             character = next(characters, "")
             if character not in ("%", "_", escape):
-                raise _Wrong(
+                raise _Refused(
                     f"in the pattern '{pattern}' the escape {escape} is not before %, _ or itself"
                 )
             text += character
