@@ -374,9 +374,9 @@ def _read_condition(expression: Any, column: str, is_null: IsNull) -> CtiConditi
     name = str(expression.getClass().getSimpleName())
     if name == "AttributeReference":
         column_id = _read_id(expression)
-        return CtiCondition(
-            "CTI" if column_id == column else "NULL" if is_null(column_id) else name
-        )
+        if column_id == column:
+            return CtiCondition("CTI")
+        return CtiCondition("NULL" if is_null(column_id) else name)
     children = _iterate(expression.children())
     inputs = tuple(_read_condition(child, column, is_null) for child in children)
     value = None

@@ -10,7 +10,7 @@ or the base of a timespan (4.9). A CTI that it generates counts as a mark of tha
 writers, which is the partition's CTI (4.10).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -231,15 +231,14 @@ def fold_written_events(
     # A writer without events in the block keeps its generator.
     generators = {**dict(clock.writers), **generators}
     writers = []
-    for name, writer in effects.writers:
+    for name, writer in effects.clock.writers:
         generator = generators.get(name, writer)
         updated = writer._replace(counted=generator.counted, base_us=generator.base_us)
         writers.append((name, updated))
     # The marks here are generated; none was written, so none can be ignored or noted.
     no_marks = np.zeros(len(effects.proposals.us), dtype=np.bool_)
     return effects._replace(
-        writers=tuple(writers),
-        noted_us=clock.noted_us,
+        clock=replace(effects.clock, writers=tuple(writers), noted_us=clock.noted_us),
         proposals=effects.proposals._replace(is_mark=no_marks),
     )
 

@@ -11,7 +11,7 @@ which proposals take effect. All steps work on columns, for any number of writer
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -186,17 +186,13 @@ class MarkEffects(NamedTuple):
     """The effects of a block's marks and closes.
 
     Attributes:
-        writers, noted_us, record_us, first_us, begun: as in PartitionClock, after the block.
+        clock: the clock with what it knows of writers and record timestamps after the block.
         proposals: for the generator.
         unreadable: the rows of marks that cannot be read.
         time_windows: the rows' time windows; None if the rules ask for none.
     """
 
-    writers: tuple[tuple[str, WriterState], ...]
-    noted_us: int | None
-    record_us: int | None
-    first_us: int | None
-    begun: bool
+    clock: PartitionClock
     proposals: Proposals
     unreadable: Integers
     time_windows: TimeWindows | None
@@ -225,11 +221,14 @@ def fold_marks(
     noted_marks = changes.us[changes.is_mark & changes.has_name & (changes.keys != _BEFORE_BLOCK)]
     earlier_noted_us = instant_or_sentinel(clock.noted_us)
     return MarkEffects(
-        writers=intervals.live,
-        noted_us=instant_or_none(max(earlier_noted_us, int(noted_marks.max(initial=NEVER)))),
-        record_us=int(seen_times[-1]) if len(seen_times) else clock.record_us,
-        first_us=first_us,
-        begun=clock.begun or begins,
+        clock=replace(
+            clock,
+            writers=intervals.live,
+            noted_us=instant_or_none(max(earlier_noted_us, int(noted_marks.max(initial=NEVER)))),
+            record_us=int(seen_times[-1]) if len(seen_times) else clock.record_us,
+            first_us=first_us,
+            begun=clock.begun or begins,
+        ),
         proposals=_propose(intervals, _find_end_of_grace(rules, clock, newest_us, first_us)),
         unreadable=marks.rows[marks.marked & ~marks.readable],
         time_windows=(

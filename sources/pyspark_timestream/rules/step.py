@@ -25,7 +25,7 @@ on-time row below U comes before this end, so nobody reads the rest.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -199,13 +199,6 @@ def _cut_marks(marks: Marks, stop: int) -> Marks:
     return Marks(*cut)
 
 
-class _ClockResult(NamedTuple):
-    """The effects of a block on the clock."""
-
-    effects: MarkEffects
-    generated: GeneratedCtis
-
-
 def _fold(
     rules: TimeRules, clock: PartitionClock, events: Events, marks: Marks
 ) -> tuple[PartitionClock, BlockResult]:
@@ -214,8 +207,8 @@ def _fold(
     beyond = _find_beyond_max_future(rules, events, times)
     is_counted = well_formed if events.is_end is None else well_formed & ~events.is_end
     rows = np.flatnonzero(is_counted if beyond is None else is_counted & ~beyond)
-    clock_result = _follow_records(rules, clock, events, marks, CountedEvents(rows, times[rows]))
-    effects, generated = clock_result
+    counted = CountedEvents(rows, times[rows])
+    effects, generated = _follow_records(rules, clock, events, marks, counted)
     in_force_us = _spread_ctis(clock.cti_us, generated.index, generated.us, len(times))
     result = BlockResult(
         keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
@@ -248,7 +241,7 @@ def _fold(
         **late_counts,
     }
     clues = _add_clues(clock.clues, rules.delay_us, result, events.record_us)
-    return _advance_clock(clock, clock_result, result, counts, clues), result
+    return _advance_clock(effects.clock, generated, result, counts, clues), result
 
 
 def _limit_to_replay_window(rules: TimeRules, result: BlockResult) -> tuple[BlockResult, int]:
@@ -262,13 +255,12 @@ def _limit_to_replay_window(rules: TimeRules, result: BlockResult) -> tuple[Bloc
 
 def _advance_clock(
     clock: PartitionClock,
-    clock_result: _ClockResult,
+    generated: GeneratedCtis,
     result: BlockResult,
     counts: Mapping[str, int],
     clues: Clues,
 ) -> PartitionClock:
-    """Return the clock after a block from the one before it; add `counts` to its counters."""
-    effects, generated = clock_result
+    """Return the clock after a block, from one that knows its marks; add `counts`."""
     well_formed_rows = np.flatnonzero(result.well_formed)
     return dataclasses.replace(
         clock,
@@ -277,11 +269,6 @@ def _advance_clock(
         count=generated.count,
         base_us=generated.base_us,
         last_us=int(result.times[well_formed_rows[-1]]) if len(well_formed_rows) else clock.last_us,
-        writers=effects.writers,
-        noted_us=effects.noted_us,
-        record_us=effects.record_us,
-        first_us=effects.first_us,
-        begun=effects.begun,
         # A test checks that each late counter of the table of policies is a field.
         **{name: getattr(clock, name) + count for name, count in counts.items()},
     )
@@ -321,26 +308,17 @@ def _follow_records(
     events: Events,
     marks: Marks,
     counted: CountedEvents,
-) -> _ClockResult:
+) -> tuple[MarkEffects, GeneratedCtis]:
     """Find the CTIs that the marks and the counted events of a block bring."""
     if events.writers is None and not len(marks.rows) and not rules.follows_writers:
-        effects = MarkEffects(
-            writers=clock.writers,
-            noted_us=clock.noted_us,
-            record_us=clock.record_us,
-            first_us=clock.first_us,
-            begun=clock.begun,
-            proposals=_NO_PROPOSALS,
-            unreadable=_NO_INSTANTS,
-            time_windows=None,
-        )
+        effects = MarkEffects(clock, _NO_PROPOSALS, unreadable=_NO_INSTANTS, time_windows=None)
     elif events.writers is None:
         effects = fold_marks(rules, clock, marks, events.record_us, len(events.start_us))
     else:
         effects = fold_written_events(rules, clock, events, counted)
         # The writers' own generators made the CTIs; the partition generates none (4.8).
         rules = dataclasses.replace(rules, every_events=None, every_us=None)
-    return _ClockResult(effects, generate_ctis(rules, clock, counted, effects.proposals))
+    return effects, generate_ctis(rules, clock, counted, effects.proposals)
 
 
 def _spread_ctis(cti_us: int | None, index: Integers, us: Instants, rows: int) -> Instants:

@@ -240,7 +240,7 @@ def test_record_timestamps_are_kept_only_with_a_timeout():
 def test_where_record_timestamps_are_not_told_no_writer_is_forgotten():
     before = PartitionClock(writers=(("a", WriterState(3, 7)),), record_us=7)
     noted = fold_marks(TimeRules(writer_timeout_us=5), before, marks([]), None, 2)
-    assert (noted.writers, noted.record_us) == (before.writers, 7)
+    assert (noted.clock.writers, noted.clock.record_us) == (before.writers, 7)
 
 
 def test_a_block_without_punctuations_forgets_who_falls_silent_in_it():
@@ -248,7 +248,7 @@ def test_a_block_without_punctuations_forgets_who_falls_silent_in_it():
         writers=(("a", WriterState(3, 0)), ("b", WriterState(9, 8))), record_us=8
     )
     noted = fold_marks(TimeRules(writer_timeout_us=5), before, marks([]), np.array([8, 9]), 2)
-    assert noted.writers == (("b", WriterState(9, 8)),)
+    assert noted.clock.writers == (("b", WriterState(9, 8)),)
     assert [column.tolist() for column in noted.proposals] == [[0], [9], [False]]
 
 

@@ -260,8 +260,12 @@ def _set_stream_cti(
     new: list[int | None] = []
     idle: list[int | None] = []
     for partition, partition_offset in planned.partitions.items():
-        is_new = state.is_new(partition) or state.was_idle(partition)
-        group = idle if partition_offset.idle else new if is_new else active
+        if partition_offset.idle:
+            group = idle
+        elif state.is_new(partition) or state.was_idle(partition):
+            group = new
+        else:
+            group = active
         group.append(partition_offset.clock.cti_us)
     cti_us = compute_stream_cti(active, new, idle, emitted_us)
     if not idle or active or new or state.has_run_ended or state.previous.final:
