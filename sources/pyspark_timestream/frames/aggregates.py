@@ -26,8 +26,10 @@ from pyspark_timestream.core.instants import TICK_US, read_duration
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.transforms import (
     advance_time,
+    check_name,
     check_time_columns,
     quote_name,
+    read_names,
     read_schema,
 )
 from pyspark_timestream.rules.window_fold import Function, Partial, WindowFold
@@ -96,7 +98,12 @@ def aggregate_windows(
             f"slide={slide!r} is longer than window={window!r}: accepted is at most as long, or "
             "some rows would be in no window"
         )
-    by = (by,) if isinstance(by, str) else tuple(by)
+    by = tuple(read_names("by", by))
+    check_name("event_time", event_time)
+    if not isinstance(aggregates, Mapping):
+        raise ValueError(
+            f"aggregates={aggregates!r}: accepted is a mapping, such as {{'rows': 'count'}}"
+        )
     functions = {name: _parse_aggregate(name, aggregate) for name, aggregate in aggregates.items()}
     _check_names(by, functions, event_time)
     rows = reader.load()
@@ -131,9 +138,10 @@ def _format_us(us: int) -> str:
 
 def _parse_aggregate(name: str, aggregate: str | Sequence[str]) -> tuple[str, str | None]:
     """Return the function and its column; None: the rows."""
-    if aggregate == "count":
+    # A Column would answer `==` with another Column.
+    if isinstance(aggregate, str) and aggregate == "count":
         return "count", None
-    pair = () if isinstance(aggregate, str) else tuple(aggregate)
+    pair = tuple(aggregate) if isinstance(aggregate, list | tuple) else ()
     if len(pair) == 2 and pair[0] in _PARTIALS and isinstance(pair[1], str):
         return pair
     raise ValueError(

@@ -166,8 +166,36 @@ def read_schema(df: DataFrame) -> StructType:
         ) from None
 
 
+_EXAMPLES: Final = {"by": "station", "event_time": "start_time", "end_time": "end_time"}
+"""A column's name for each argument that takes one."""
+
+
+def read_names(argument: str, value: str | Iterable[str]) -> list[str]:
+    """Return the names of columns that an argument gives as a text, or as several.
+
+    Raises:
+        SchemaRefused: it is something else, such as a Column.
+    """
+    is_one = isinstance(value, str | Column) or not isinstance(value, Iterable)
+    names: list[Any] = [value] if is_one else list(value)
+    for name in names:
+        check_name(argument, name)
+    return names
+
+
+def check_name(argument: str, name: object) -> None:
+    """Raise SchemaRefused unless `name` is a text; a Column is none."""
+    if not isinstance(name, str):
+        raise SchemaRefused(
+            f"{argument}={name!r} is {type(name).__name__} and not the name of a column",
+            "a column's name as text",
+            f"pass that, such as {argument}='{_EXAMPLES[argument]}'",
+        )
+
+
 def check_time_columns(df: DataFrame, event_time: str) -> None:
     """Raise SchemaRefused unless `df` has CTIs and `event_time` is a timestamp."""
+    check_name("event_time", event_time)
     types = {field.name: field.dataType for field in read_schema(df).fields}
     if CTI_COLUMN not in types:
         raise SchemaRefused(
@@ -380,6 +408,7 @@ def _measure(df: DataFrame, duration: Column) -> Column:
 def _check_end(
     df: DataFrame, event_time: str, end_time: str, *, may_be_missing: bool = False
 ) -> None:
+    check_name("end_time", end_time)
     if end_time in (event_time, CTI_COLUMN):
         raise SchemaRefused(
             f"end_time={end_time!r} is the column of starts or of CTIs",
@@ -441,7 +470,7 @@ def order_by_time(
     Raises:
         SchemaRefused: `df` lacks one of the columns, or has one with a reserved name.
     """
-    keys = [by] if isinstance(by, str) else list(by)
+    keys = read_names("by", by)
     _check_columns(df, keys, event_time)
     rows = advance_time(df, event_time, releases="rows")
     rows = rows.where(quote_name(event_time).isNotNull() & (F.spark_partition_id() >= 0))
@@ -494,6 +523,7 @@ def _add_arrival(batches: Iterable[pa.RecordBatch], *, is_stream: bool) -> Itera
 
 
 def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
+    check_name("event_time", event_time)
     data = [name for name in read_schema(df).names if name not in (CTI_COLUMN, event_time)]
     for name in keys:
         if name not in data:

@@ -58,6 +58,8 @@ def test_a_reader_stays_as_it_is(spark) -> None:
         ({"aggregates": {"a": ("median", "minutes")}}, "'median'.*count, sum, min, max, avg, mean"),
         ({"aggregates": {"a": ("sum", "minutes", "heat")}}, r"aggregates\['a'\]"),
         ({"aggregates": {"a": ("sum", 1)}}, r"aggregates\['a'\]"),
+        ({"aggregates": {"a": None}}, r"aggregates\['a'\]=None"),
+        ({"aggregates": "count"}, "aggregates='count': accepted is a mapping"),
         ({"aggregates": {"Window": "count"}}, "'window'.*rename the aggregate"),
         ({"aggregates": {"STATION": "count"}}, "'station'"),
         ({"by": ["station", "station"]}, "the name 'station'"),
@@ -69,6 +71,14 @@ def test_an_argument_without_meaning_is_refused(spark, given: dict[str, Any], sa
     arguments = {"window": HOUR, "aggregates": COUNT, "by": ["station"], **given}
     with pytest.raises(ValueError, match=said):
         aggregate_windows(read(spark), **arguments)
+
+
+def test_a_column_where_its_name_belongs_is_refused(spark) -> None:
+    for argument, column in {"by": F.col("station"), "event_time": F.col("start_time")}.items():
+        with pytest.raises(SchemaRefused, match=f"{argument}=Column.* and not the name of a"):
+            aggregate_windows(read(spark), HOUR, COUNT, **{argument: column})
+    with pytest.raises(ValueError, match=r"aggregates\['trips'\]=Column"):
+        aggregate_windows(read(spark), HOUR, {"trips": F.count("*")})
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ import json
 import os
 import re
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from lengths import outside_ci, with_rest_outside_ci
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from pyspark_timestream import advance_time, order_by_time, shift_time, why
+from pyspark_timestream import advance_time, alter_lifetime, order_by_time, shift_time, why
 from pyspark_timestream.core.session import ZERO_DELAY_SETTING
 from pyspark_timestream.errors import SchemaRefused, SettingRefused
 
@@ -217,6 +218,30 @@ def test_an_event_time_that_is_none_is_told_with_those_that_are(spark, name, is_
         advance_time(frame, event_time=name)
     assert re.search(next_step, refused.value.next_step)
     advance_time(frame, event_time="start_time")
+
+
+NO_NAMES = [None, 3, b"start_time", F.lit, {1: 2}, timedelta(0)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "helper"),
+    [
+        ("event_time", advance_time),
+        ("event_time", partial(shift_time, by="1 hour")),
+        ("end_time", partial(shift_time, by="1 hour")),
+        ("event_time", partial(alter_lifetime, duration="1 hour")),
+        ("end_time", partial(alter_lifetime, duration="1 hour")),
+        ("event_time", partial(order_by_time, by="station")),
+        ("by", order_by_time),
+    ],
+)
+def test_what_is_no_name_of_a_column_is_refused_with_an_example(spark, argument, helper):
+    frame = spark.createDataFrame([], SCHEMA)
+    optional = argument == "end_time" and helper.func is shift_time
+    for no_name in [*NO_NAMES[optional:], F.col("start_time"), [F.col("station")]]:
+        with pytest.raises(SchemaRefused, match=f"{argument}=.* and not the name of a") as refused:
+            helper(frame, **{argument: no_name})
+        assert f"{argument}='" in refused.value.next_step
 
 
 def test_a_batch_frame_may_hold_any_time(spark):
