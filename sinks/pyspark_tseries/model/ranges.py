@@ -32,6 +32,7 @@ from pyspark_timestream.core.instants import (
     MINUTE_US,
     SECOND_US,
     datetime_to_us,
+    format_duration,
     parse_duration,
     parse_instant,
     timedelta_to_us,
@@ -72,12 +73,17 @@ class Point:
     def __post_init__(self) -> None:
         if self.kind != "time" and self.value < 0:
             raise InvalidQuery(
-                f"{self.value} is negative",
+                f"{self._describe()} is negative",
                 "sequences, counts and durations of 0 or more",
                 "correct it, or use another direction",
             )
         if self.value >= _MAX_VALUE:
-            raise InvalidQuery(f"{self.value} is too large", "less than 2^61", "correct it")
+            raise InvalidQuery(f"{self._describe()} is too large", "less than 2^61", "correct it")
+
+    def _describe(self) -> str:
+        """Return the point in the words of a question."""
+        word, _, unit = self.kind.partition("_")
+        return f"{word} {format_duration(self.value) if unit == 'us' else self.value}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,20 @@
 """The retained range: its language and what it keeps."""
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_tseries.model.ranges import RetainedRange, format_range, min_retained, parse_range
+from pyspark_tseries import InvalidQuery
+from pyspark_tseries.model.ranges import (
+    RetainedRange,
+    format_range,
+    min_retained,
+    parse_range,
+    point_off,
+)
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS
 
 SPANS = st.integers(0, 10**9).map(lambda ms: ms * 1000)
@@ -73,3 +82,17 @@ def test_what_is_kept_equals_brute_force_and_is_a_suffix(stamps, retained):
     inside = ((np.arange(size) >= low) & (np.array(stamps) >= low_us)).tolist()
     assert inside == expected
     assert inside == sorted(inside)
+
+
+@pytest.mark.parametrize(
+    ("word", "amount", "said"),
+    [
+        ("last", timedelta(hours=-1), "last -1 hour is negative; accepted: .*; next step: "),
+        ("next", timedelta(microseconds=-1), "next -1 tick is negative"),
+        ("previous", -5, "previous -5 is negative"),
+        ("last", 2**61, f"last {2**61} is too large"),
+    ],
+)
+def test_an_amount_that_makes_no_range_is_told_in_the_words_of_the_question(word, amount, said):
+    with pytest.raises(InvalidQuery, match=said):
+        point_off(word, amount)
