@@ -228,7 +228,7 @@ def forget_writer(store: Store, writer: str, now_us: int, principal: str) -> Non
 
     def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
         writers = metadata.ctis.writers
-        if writer not in writers:
+        if not isinstance(writer, str) or writer not in writers:
             names = ", ".join(map(repr, sorted(writers))) or "none"
             raise ValueError(f"writer {writer!r} is not known; accepted: {names}")
         ctis = metadata.ctis.forget(writer, metadata.commit)

@@ -155,6 +155,8 @@ def test_append_without_a_query_holds_the_promise_until_it_is_forgotten(tmp_path
     assert series.describe()["cti_writers"]["batch"] is None
     with pytest.raises(ValueError, match="'nobody' is not known; accepted: 'batch', 'query q'"):
         series.forget_writer("nobody")
+    with pytest.raises(ValueError, match=r"\['batch'\] is not known; accepted: 'batch', 'query q'"):
+        series.forget_writer(["batch"])
     assert main(["forget-writer", path, "--writer", "batch"]) == 0
     assert series.cti() is not None
     assert main(["forget-writer", path, "--writer", "batch"]) == 1
