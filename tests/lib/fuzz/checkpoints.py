@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import patch
 
 from pages import parse_html
 from timestream.builders import PASSING, at
@@ -52,11 +53,12 @@ POSITION: Final = Position(
     "id", 1, True, 4, 9, 0, "limit 3", 2, "a", ("b", 4), 7, NOON, CommitId(4, 5)
 ).to_json()
 
+IMPATIENT: Final = patch.object(trackers, "LEADER_CHANGE_GRACE_S", 0)
+"""No broker changes its leaders here; later tests of the process wait for theirs."""
+
 
 def offsets() -> Target:
     """An offset that Spark gives back after a restart: it is planned from, or refused."""
-
-    trackers.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
 
     def make(chance: Chance) -> Any:
         broker = FakeBroker(p0=(0, 200), p1=(0, 200), p2=(100, 130))
@@ -66,6 +68,7 @@ def offsets() -> Target:
         driven.offset = {**driven.offset, "stream": "0" * 32, "unpinned": {"group": "g"}}
         return damage_json(driven.offset, chance, chance.choice([1, 1, 2, 5]))
 
+    @IMPATIENT
     def run(case: Any) -> str:
         broker = FakeBroker(p0=(0, 300), p1=(0, 200), p2=(100, 130))
         driven = Driven(broker, ctiFrequency="10")
@@ -104,7 +107,6 @@ def changes() -> Target:
     Whatever is refused changes nothing, so the options before it go on. At last the offset itself
     is damaged.
     """
-    trackers.LEADER_CHANGE_GRACE_S = 0  # type: ignore[misc]
 
     def make(chance: Chance) -> Any:
         restarts = []
@@ -121,6 +123,7 @@ def changes() -> Target:
         damage = chance.randrange(10**6) if chance.random() < 0.6 else None
         return {"ctiFrequency": "1", **first}, restarts, damage
 
+    @IMPATIENT
     def run(case: Any) -> str:
         good, restarts, damage = case
         query = Changing(Logs("topic", "more"), **good)
