@@ -20,7 +20,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -274,17 +274,19 @@ def read_whole_number(argument: str, value: object, *, at_least: int) -> int:
     Raises:
         OptionError: it is none, or outside of the bounds.
     """
-    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if is_whole and at_least <= value < 2**63:  # type: ignore[operator]
-        return int(value)  # type: ignore[call-overload,no-any-return]
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        number = int(value)
+        if at_least <= number < 2**63:
+            return number
     accepts = f"a whole number, at least {at_least} and below 2^63"
     raise OptionError(argument, f"cannot read {show_value(value)}", accepts, "correct it")
 
 
-def is_wait(seconds: object) -> bool:
+def is_wait(seconds: object) -> TypeGuard[float]:
     """Return whether a thread can wait for this number of seconds, above 0."""
-    is_number = isinstance(seconds, int | float | np.integer) and not isinstance(seconds, bool)
-    return is_number and 0 < seconds < threading.TIMEOUT_MAX  # type: ignore[operator]
+    if not isinstance(seconds, int | float | np.integer) or isinstance(seconds, bool):
+        return False
+    return bool(0 < seconds < threading.TIMEOUT_MAX)
 
 
 def read_seconds(argument: str, value: object, *, is_zero_allowed: bool = False) -> float:
@@ -294,8 +296,10 @@ def read_seconds(argument: str, value: object, *, is_zero_allowed: bool = False)
         OptionError: it is no number of seconds above 0, or at least 0 if that is allowed, or is
             longer than threads can wait.
     """
-    if is_wait(value) or (is_zero_allowed and not isinstance(value, bool) and value == 0):
-        return float(value)  # type: ignore[arg-type]
+    if is_wait(value):
+        return float(value)
+    if is_zero_allowed and not isinstance(value, bool) and value == 0:
+        return 0.0
     least = "at least 0" if is_zero_allowed else "above 0"
     raise OptionError(
         argument, f"{show_value(value)} is not a time to wait", f"seconds, {least}", "correct it"
