@@ -48,7 +48,8 @@ class TseriesError(ReasonedError):
         path: str | None = None,
     ) -> None:
         super().__init__(problem, accepts, next_step)
-        self.kind, self.path = kind, path
+        self.kind = kind
+        self.path = path
 
     def with_next_step(self, next_step: str) -> Self:
         """The same error with another way on: that of the caller's own interface."""

@@ -121,7 +121,8 @@ def number_axis(low: float, high: float, max_ticks: int, *, is_whole: bool = Fal
 
 def _find_base(low: float, high: float, max_ticks: int) -> float:
     """Return the number that labels count from: 0 unless they would have many equal digits."""
-    size, spread = max(abs(low), abs(high)), high / 2 - low / 2
+    size = max(abs(low), abs(high))
+    spread = high / 2 - low / 2
     if spread <= 4 * math.ulp(size):
         return 0.0  # As doubles, all values are equal.
     digits = math.log10(size) - math.log10(2 * spread / max(max_ticks, 1))
@@ -215,7 +216,8 @@ def format_moment(us: int, zone: str | None) -> str:
     `UTC` when the zone's clock would leave the years 1 to 9999.
     """
     us = min(max(us, MIN_US), FINAL_US)  # A bucket may begin, or end, outside these years.
-    local, name = to_datetime(us), ""
+    local = to_datetime(us)
+    name = ""
     if zone is not None and choose_zone(us, us, zone) is None:
         name = " UTC"
     elif zone is not None:

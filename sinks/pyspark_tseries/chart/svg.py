@@ -536,7 +536,8 @@ def _move_apart(positions: Sequence[float], room: float, low: float, high: float
     """
     groups: list[tuple[float, int]] = []
     for position in positions:
-        middle, count = float(position), 1
+        middle = float(position)
+        count = 1
         middle = min(max(middle, low), high)
         groups.append((middle, count))
         while len(groups) > 1:
@@ -576,9 +577,11 @@ def _draw_legend_line(
 ) -> Iterator[str]:
     """Draw a square in the colour of each state, and its name."""
     for x, state in line:
-        fill, square_x = colours[state], format_pixel(left + x)
+        fill = colours[state]
+        square_x = format_pixel(left + x)
         yield svg("rect", x=square_x, y=top + 2, width=10, height=10, fill=fill)
-        name, name_x = _cut_state(state), format_pixel(left + x + 14)
+        name = _cut_state(state)
+        name_x = format_pixel(left + x + 14)
         yield svg("text", name, x=name_x, y=top + 11, font_size=11, fill_opacity=FAINT)
 
 
@@ -587,7 +590,8 @@ def _draw_span(
 ) -> Iterator[str]:
     """Draw a state, in grey if it has no colour."""
     ends = layout.x(np.array([span.start, span.end], np.int64))
-    x, width = float(ends[0]), max(float(ends[1] - ends[0]), 0.8)
+    x = float(ends[0])
+    width = max(float(ends[1] - ends[0]), 0.8)
     name = "several states" if span.state == SEVERAL else span.state
     height = 2 if is_boolean and span.state == "false" else 14
     yield svg(

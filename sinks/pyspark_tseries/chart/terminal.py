@@ -197,7 +197,8 @@ class _Canvas:
         mark = _choose_mark(self._style)
         for y, x in zip(to_rows(line.edited.values), to_columns(line.edited.us), strict=True):
             cell = y // self._down, x // self._across
-            self._marks[cell], self._positions[cell] = mark, line.position
+            self._marks[cell] = mark
+            self._positions[cell] = line.position
 
     def _join(self, x: int, y: int, to_x: int, to_y: int, position: int) -> None:
         steps = max(abs(to_x - x), abs(to_y - y))

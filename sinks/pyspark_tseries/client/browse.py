@@ -506,7 +506,8 @@ class StorePage:
     """
 
     def __init__(self, viewer: StoreViewer, read_clock: Callable[[], int]) -> None:
-        self._viewer, self._read_clock = viewer, read_clock
+        self._viewer = viewer
+        self._read_clock = read_clock
         self._lock = Lock()
         self._facts: tuple[Any, str] = (None, "")
         self._rendered: dict[Any, dict[str, str]] = {}
@@ -563,7 +564,8 @@ class StorePage:
             return True, {"store": self._facts[1], **sections}
 
     def _render_request(self, view: View, request: PageRequest, width: int) -> dict[str, str]:
-        viewer, values = self._viewer, view.snapshot.values
+        viewer = self._viewer
+        values = view.snapshot.values
 
         def list_series() -> str:
             return render_list(

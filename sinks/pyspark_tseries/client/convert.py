@@ -78,7 +78,8 @@ def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
     def build(values: Any) -> pa.Array:
         return _convert(values, field.type, "")
 
-    built, rows_before = [], 0
+    built = []
+    rows_before = 0
     for chunk in chunks:
         try:
             built.append(build(chunk))
@@ -224,7 +225,8 @@ def _split_arrow(array: pa.Array, data_type: pa.DataType, path: str) -> _Split:
         return array.flatten().flatten(), list_lengths(array)
     if types.is_struct(data_type) and types.is_struct(have):
         positions = _match_fields(data_type, [field.name for field in have], type_name(have), path)
-        children, nulls = array.flatten(), pa.nulls(len(array))
+        children = array.flatten()
+        nulls = pa.nulls(len(array))
         return [
             children[positions[f.name]] if f.name in positions else nulls for f in data_type
         ], None
@@ -457,10 +459,13 @@ def _split_values(values: list[Any], data_type: pa.DataType, path: str) -> _Spli
     if types.is_struct(data_type):
         return _split_mappings(values, data_type, path), None
     if types.is_list(data_type):
-        lists, need, is_fit = values, "a list is needed", _is_sequence
+        lists = values
+        need = "a list is needed"
+        is_fit = _is_sequence
     else:
         lists = [list(value.items()) if isinstance(value, Mapping) else value for value in values]
-        need, is_fit = "a mapping, or a list of pairs, is needed", _is_pairs
+        need = "a mapping, or a list of pairs, is needed"
+        is_fit = _is_pairs
     for value, items in zip(values, lists, strict=True):
         if items is not None and not is_fit(items):
             raise _wrong_class(value, data_type, need, path)

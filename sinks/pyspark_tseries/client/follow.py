@@ -166,7 +166,8 @@ class Follower:
 
     def begin_child(self) -> None:
         """Begin anew in a forked process: another thread of the parent may have held the lock."""
-        self._lock, was_closed = threading.Lock(), self._closed.is_set()
+        self._lock = threading.Lock()
+        was_closed = self._closed.is_set()
         self._closed = threading.Event()
         if was_closed:
             self._closed.set()

@@ -707,11 +707,9 @@ def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str)
     )
     for rows_of_group, events in zip(row_groups, numbered, strict=True):
         rows_of_batch = rows_of_group[events.order]
-        sequence[rows_of_batch], stamp[rows_of_batch], is_stored[rows_of_batch] = (
-            events.sequence,
-            events.timestamp_us,
-            True,
-        )
+        sequence[rows_of_batch] = events.sequence
+        stamp[rows_of_batch] = events.timestamp_us
+        is_stored[rows_of_batch] = True
     columns = [
         rows["series"],
         pa.array(sequence, mask=~is_stored),

@@ -277,7 +277,8 @@ class _Engine:
         """Return the connection that has no views."""
         with self._lock:
             if self._connection is None or self._files > _MAX_FILES:
-                self._connection, self._files = _open_duckdb(), 0
+                self._connection = _open_duckdb()
+                self._files = 0
             return self._connection
 
     def count_file(self) -> None:
@@ -287,7 +288,8 @@ class _Engine:
     def cursor(self, view: View, names: Iterable[str]) -> "duckdb.DuckDBPyConnection":
         """Return this thread's cursor of a commit, with at least the views `names`."""
         cursors: OrderedDict[int, _Cursor] = self._local.__dict__.setdefault("kept", OrderedDict())
-        key, connection = id(view.snapshot), self.start()
+        key = id(view.snapshot)
+        connection = self.start()
         of_commit = cursors.get(key)
         if of_commit is None:
             of_commit = _Cursor(view.snapshot, connection.cursor())
@@ -304,7 +306,9 @@ class _Engine:
         """Begin anew in a forked process, which has none of DuckDB's threads."""
         # Closing the inherited connection would wait for these threads.
         self._inherited.append((self._connection, self._local))
-        self._lock, self._connection, self._local = threading.Lock(), None, threading.local()
+        self._lock = threading.Lock()
+        self._connection = None
+        self._local = threading.local()
 
 
 @dataclass
@@ -347,7 +351,8 @@ class _StoreCache:
             self._layout_of = {p: layout for p, layout in self._layout_of.items() if p in paths}
             self._edits = {path: rows for path, rows in self._edits.items() if path in paths}
         if snapshot.values != self._values:
-            self._values, self._edits = snapshot.values, {}
+            self._values = snapshot.values
+            self._edits = {}
             schema = file_schema(snapshot.values).append(pa.field("edit_timestamp", INSTANT))
             with _open_cursor() as cursor:
                 cursor.register("__tseries_types", schema.empty_table())
@@ -425,7 +430,8 @@ class _CommitViews:
 
     def __init__(self, snapshot: Snapshot, store: _StoreCache) -> None:
         self.snapshot = snapshot
-        self._store, self._values = store, list(snapshot.values)
+        self._store = store
+        self._values = list(snapshot.values)
         self._types = dict(store.types)
         self._definitions: dict[str, Definition] = {}
 
@@ -573,7 +579,8 @@ def _open_dataset(snapshot: Snapshot, files: Sequence[DataFile]) -> Any:
     """
     import pyarrow.dataset as ds
 
-    location, schema = snapshot.location, file_schema(snapshot.values)
+    location = snapshot.location
+    schema = file_schema(snapshot.values)
     parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")
     fragments = [
         parquet.make_fragment(

@@ -746,11 +746,14 @@ class TimeSeries(Questions):
 
     def __repr__(self) -> str:
         """Describe the store in one line from its log, without reading files of events."""
-        store, is_there = self._store, False
+        store = self._store
+        is_there = False
         with contextlib.suppress(Exception):  # A store that is gone, or lost in a fork, has one.
             if store.refresh():
-                files, retained = store.data_files(), format_range(store.settings.retained)
-                self._columns, is_there = _find_columns(store), True
+                files = store.data_files()
+                retained = format_range(store.settings.retained)
+                self._columns = _find_columns(store)
+                is_there = True
         values = ", ".join(f"{field.name} {type_name(field.type)}" for field in self._columns[0])
         brief = f"TimeSeries('{store.root}', values: {values or 'none'}"
         if not is_there:

@@ -106,7 +106,8 @@ class PageRequest(NamedTuple):
 
     def link(self, **changes: Any) -> str:
         """Return the address of the same page with some changes."""
-        request, default = self._replace(**changes), PageRequest()
+        request = self._replace(**changes)
+        default = PageRequest()
         names = {"search": "q", "start": "from"}
         fields = {
             names.get(name, name): value
@@ -209,7 +210,8 @@ class StoreViewer:
     """
 
     def __init__(self, location: Location, principal: str, zone: str | None) -> None:
-        self.location, self.zone = location, zone
+        self.location = location
+        self.zone = zone
         self._principal = principal
         self._plan: tuple[Any, float, MaintenancePlan | None] | None = None
         self._counted = _CommitCounts("")
@@ -235,7 +237,9 @@ class StoreViewer:
         Read each entry once, from the last back to one that is two hours old. If the clock of its
         writer is ahead, an entry counts as of now.
         """
-        now, newest, counted = now_us // MINUTE_US, store.log.version(), self._counted
+        now = now_us // MINUTE_US
+        newest = store.log.version()
+        counted = self._counted
         if counted.store != store.id or counted.upto > newest:
             counted = self._counted = _CommitCounts(store.id)
         max_entries = MAX_ENTRIES if self.location.is_local else MAX_REMOTE_ENTRIES

@@ -171,7 +171,8 @@ Keyed by process id, because a fork inherits this but not the threads of its par
 
 
 def _run_once_per_process(location: Location) -> None:
-    mine, key = object(), (os.getpid(), location)
+    mine = object()
+    key = (os.getpid(), location)
     if _running.setdefault(key, mine) is not mine:
         return
     try:
@@ -225,7 +226,8 @@ def maintain_while_busy(location: Location) -> None:
         OSError: a file could not be read or removed.
     """
     store = Store.open(location)
-    again, swept_s = True, -math.inf
+    again = True
+    swept_s = -math.inf
     while again:
         begun, begun_s = store.log.version(), time.monotonic()
         sweeps = begun_s - swept_s >= PAUSE_BETWEEN_SWEEPS_S
@@ -272,7 +274,8 @@ def remove_obsolete_files(
             values.
         sweeps: False to leave out what needs a list of all files of the store.
     """
-    location, gone_files = store.location, set[str]()
+    location = store.location
+    gone_files = set[str]()
 
     def remove(paths: Iterable[str]) -> None:
         chosen = list(paths)
@@ -340,7 +343,8 @@ def _list_old_heads(store: Store, now_us: int, early_us: Mapping[str, int]) -> s
     `early_us` has files of single commits that are removed within the hour, and the times at which
     they left the store.
     """
-    location, heads = store.location, store.location.file("_tseries", "head")
+    location = store.location
+    heads = store.location.file("_tseries", "head")
     hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * HOUR_US
     old = set(_list_files_before(location, heads, hour_ago_us))
     # A commit's file has the id of its head; other heads may belong to future commits.
@@ -423,7 +427,8 @@ def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
 
 def _find_dense(versions: Sequence[int], newest: int) -> list[int]:
     """Return the ascending `versions` that are too close before a kept version, or `newest`."""
-    dense, next_kept = [], newest
+    dense = []
+    next_kept = newest
     for version in reversed(versions):
         if newest > version > next_kept - VERSIONS_PER_KEPT_CHECKPOINT:
             dense.append(version)

@@ -173,7 +173,8 @@ def _copy_moment(source: Location, to: Location, copied: dict[str, int]) -> Back
 
 def _read_moment(store: Store) -> _StoreAtVersion | None:
     """Return the store as it was opened; None if a file of the log or a head is gone by now."""
-    location, version = store.location, store.log.version()
+    location = store.location
+    version = store.log.version()
     listed = location.list_files(location.file(LOG_FOLDER))
     modified = {os.path.basename(path): time_ns for path, time_ns in listed}
     with contextlib.suppress(FileNotFoundError):

@@ -92,12 +92,14 @@ def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile
         return [file for group in groups for file in group]
     if count_single_commits(data) < MIN_GROUPS_TO_MERGE:
         return []
-    first, gathered_bytes = len(groups), 0
+    first = len(groups)
+    gathered_bytes = 0
     for group in reversed(groups):
         group_bytes = sum(file.size for file in group)
         if group[0].is_compacted and group_bytes > 2 * gathered_bytes:
             break
-        first, gathered_bytes = first - 1, gathered_bytes + group_bytes
+        first -= 1
+        gathered_bytes += group_bytes
     return [file for group in groups[first:] for file in group]
 
 
@@ -251,8 +253,12 @@ class Merge:
         group: tuple[int, int] | None = None,
         notes: Mapping[str, str] | None = None,
     ) -> None:
-        self._store, self._change, self._notes = store, change, notes
-        self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
+        self._store = store
+        self._change = change
+        self._notes = notes
+        self._location = store.location
+        self._chosen = chosen
+        self._snapshot = snapshot
         self._group, self._first = (store.new_id(), 0) if group is None else group
         self._schema = file_schema(snapshot.values)
         room = MemoryBudget(MAX_HELD_BYTES)
@@ -305,7 +311,8 @@ class Merge:
 
     def _find_horizon(self, latest_us: int) -> int:
         """Return the last commit not later than `latest_us`; -1 if there is none."""
-        newest, columns = -1, ("commit", "commit_time")
+        newest = -1
+        columns = ("commit", "commit_time")
         schema = select_fields(self._schema, columns)
         large = (scan_file(self._location, file, schema) for file in self._large)
         for rows in chain(self._small.values(), *large):
@@ -484,7 +491,8 @@ class SmallFiles:
     ) -> None:
         self._columns = columns
         self._tables: dict[str, list[pa.Table]] = {"event": [], "edit": []}
-        self.paths, self.distinct_texts = set[str](), set[str]()
+        self.paths = set[str]()
+        self.distinct_texts = set[str]()
         small = [
             file
             for file in chosen
@@ -547,7 +555,9 @@ class SortedFile:
     def __init__(
         self, location: Location, file: DataFile, schema: pa.Schema, room: MemoryBudget
     ) -> None:
-        self._location, self._file, self._schema = location, file, schema
+        self._location = location
+        self._file = file
+        self._schema = schema
         self._room = room
         self._pieces: list[FilePiece] | None = None
         self._held: list[PieceRows] = []
@@ -558,7 +568,8 @@ class SortedFile:
         first_number = self._next - len(self._held)
         pieces = [*self._held, *self._read(keys)]
         self._room.give(sum(map(_size, self._held)))
-        self._held, pieces_in_range = [], []
+        self._held = []
+        pieces_in_range = []
         for number, rows in enumerate(pieces, first_number):
             end = _count_before(rows, keys.end, rows.rows)
             rows_in_range = rows.slice(0, end)
@@ -582,7 +593,9 @@ class SortedFile:
 
     def _read(self, keys: KeyRange) -> Iterator[PieceRows]:
         """Yield the rows of the next row groups that may begin in the range."""
-        pieces, begin, end = self._plan(), self._next, keys.end
+        pieces = self._plan()
+        begin = self._next
+        end = keys.end
         while self._next < len(pieces):
             piece = pieces[self._next]
             bounds = piece.footer.bounds("series")[piece.groups[0]]
@@ -628,7 +641,8 @@ def _take_in_order(table: pa.Table, order: Int64Array, series: pa.Array) -> pa.T
     Columns are taken one after the other, and each source is given up, so that the next column
     reuses its memory: new memory costs more time than the copies.
     """
-    indices, columns = pa.array(order), {"series": series}
+    indices = pa.array(order)
+    columns = {"series": series}
     for name in table.column_names:
         column = table[name].combine_chunks()
         table = table.drop_columns([name])

@@ -80,7 +80,8 @@ def list_open_records(store: Store) -> list[ErasureRecord]:
     last_erasure = store.metadata().erasure
     if last_erasure is None:
         return []
-    done_ids, open_records = list_flagged(store.location, "done"), []
+    done_ids = list_flagged(store.location, "done")
+    open_records = []
     for record in read_records(store.location, last_erasure):
         if record.erasure.id in done_ids:
             break
@@ -112,7 +113,8 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
     due = [record for record in records if record.erasure.time_us + KEPT_FOR_READERS_US <= now_us]
     if not due:
         return 0
-    location, removed = store.location, 0
+    location = store.location
+    removed = 0
     dead = _find_dead_files(store, _collect_keys(due))
     if dead:
         table = load_table(location)
@@ -203,7 +205,8 @@ def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> lis
     records = [record for record in records if record.erasure.id not in cleaned]
     if not records:
         return []
-    keys, last_version = _collect_keys(records), max(record.log_version for record in records)
+    keys = _collect_keys(records)
+    last_version = max(record.log_version for record in records)
     early = (file for file in list_log_files(location) if file.version <= last_version)
     return [file for file in early if _may_have_value(location, file, keys)]
 
@@ -316,7 +319,8 @@ def erase(
 
 def list_erasures(store: Store) -> list[Erasure]:
     """Return the erasures, oldest first, with the files that still have some."""
-    files_left, open_records = {}, list_open_records(store)
+    files_left = {}
+    open_records = list_open_records(store)
     if find_files_with_values(store, open_records):
         for record in open_records:
             files_left[record.erasure.id] = tuple(find_files_with_values(store, [record]))
@@ -361,9 +365,12 @@ class _ErasureCommit(Revision):
     def __init__(
         self, store: Store, series: str, sequences: tuple[int, ...], reason: str, principal: str
     ) -> None:
-        self._store, self._location = store, store.location
-        self._series, self._sequences = series, sequences
-        self._reason, self._principal = reason, principal
+        self._store = store
+        self._location = store.location
+        self._series = series
+        self._sequences = sequences
+        self._reason = reason
+        self._principal = principal
         self._id = f"{secrets.randbits(62):016x}"
         self._rewritten: dict[tuple[str, ...], list[WrittenFile]] = {}
         self._keys = ErasedKeys({series: set(sequences)}, {series: set(sequences)})
@@ -494,7 +501,8 @@ class _StoredSeries:
         columns = tuple(dict.fromkeys([*STATE_COLUMNS, *KEY_COLUMNS]))
         self._series = series
         self.holders: list[DataFile] = []
-        tables, erased = [BASE_SCHEMA.empty_table().select(columns)], []
+        tables = [BASE_SCHEMA.empty_table().select(columns)]
+        erased = []
         row_filter = RowFilter([series])
         for file in filter(row_filter.may_match_file, snapshot.files):
             rows = read_rows(snapshot.location, [file], base_fields(columns), row_filter)
@@ -520,7 +528,8 @@ class _StoredSeries:
         last_sequence = int(before["last_sequence"][0])
         gap = find_last_gap(self.stored, last_sequence)
         floor, floor_us = (int(after[name][0]) for name in MIN_RETAINED_DEFAULTS)
-        floor, newest_us = max(floor, gap + 1), int(after["original_us"][0])
+        floor = max(floor, gap + 1)
+        newest_us = int(after["original_us"][0])
         if floor_us > newest_us:
             # An erased original raised the time floor: use a sequence, which hides no new events.
             floor = max(floor, int(after["original_sequence"][0]) + 1)

@@ -153,7 +153,8 @@ def find_wrong_bounds(store: Store) -> dict[DataFile, tuple[Finding, FileStats]]
 
     Skip files of other tools, which write their own statistics.
     """
-    wrong, logged = {}, read_logged_bounds(store)
+    wrong = {}
+    logged = read_logged_bounds(store)
     for file in (file for file in store.data_files() if not file.is_foreign):
         rows: FileStats | None = None
         with contextlib.suppress(OSError, UnusableStore):
@@ -279,7 +280,8 @@ def rebuild(path: str | Location, principal: str | None = None) -> int:
     def rebuild_index(head_id: int | None, version: int) -> SeriesIndex:
         states, newest_us = scan_state(store.location, store.data_files())
         recovered = recover_head(store)
-        metadata, floors = recovered.metadata, min_retained_table(recovered.index)
+        metadata = recovered.metadata
+        floors = min_retained_table(recovered.index)
         commit_us = max(newest_us, metadata.commit_us)
         # Normally a commit's number is below the version of its log entry, but a repair may have
         # raised it. The maximum is above all earlier numbers.
@@ -429,7 +431,9 @@ def _correct_column(
 def find_future_commits(store: Store, limit_us: int, now_us: int) -> TimeCorrection:
     """Find the commits of `store` that are later than `limit_us`, and their corrected times."""
     late = pc.field("commit_time") > pa.scalar(limit_us).cast(BASE_SCHEMA.field("commit_time").type)
-    files, key_tables, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
+    files = []
+    key_tables = [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)]
+    last_good_us = NEVER_US
     for file in store.data_files():
         late_rows = list(
             scan_file(store.location, file, base_fields(TIME_COLUMNS), expression=late)
@@ -499,7 +503,8 @@ def _rebuild_index(store: Store, files: Sequence[DataFile], now_us: int) -> Seri
     """Build the index from the events, without floors that times in the future have raised."""
     before = store.index()
     states, _ = scan_state(store.location, files)
-    since_us, number = before.metadata.retained_since_us, before.metadata.commit + 1
+    since_us = before.metadata.retained_since_us
+    number = before.metadata.commit + 1
     # The true time is not known; without it the commit's number decides.
     since_us = None if since_us is None or since_us > now_us else since_us
     metadata = _begin_chain(
@@ -519,7 +524,8 @@ def _rebuild_index(store: Store, files: Sequence[DataFile], now_us: int) -> Seri
 def _keep_counts(states: pa.Table, before: SeriesIndex) -> pa.Table:
     """Return states with the counts of `before`, which include events that compaction removed."""
     counts = before.lookup(states["series"].to_pylist())
-    kept_us, stored_us = counts["first_us"], to_int64(states["first_us"])
+    kept_us = counts["first_us"]
+    stored_us = to_int64(states["first_us"])
     # Of a series of erased edits alone no original is stored.
     first_us = np.where(stored_us == NEVER_US, kept_us, np.minimum(kept_us, stored_us))
     for name, column in (("first_us", first_us), ("edits", counts["edits"])):

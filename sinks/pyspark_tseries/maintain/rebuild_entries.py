@@ -336,14 +336,16 @@ def _find_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, Fi
         removed = log.entries[later].removed if later in log.entries else {}
         for path, removed_file in removed.items():
             if path_fields := parse(path):
-                size, kind = int(removed_file.get("size") or 0), path_fields["kind"]
+                size = int(removed_file.get("size") or 0)
+                kind = path_fields["kind"]
                 action = FileAction(path, size, kind, 0, statistics="{}")
                 files[path] = int(path_fields["head"], 16), action
     for file in list_event_files(log.location):
         if path_fields := parse(file.path):
             columns = ["series", "sequence", "timestamp"]
             rows = pq.read_table(file.full, columns=columns, partitioning=None)
-            size, time_ms = log.location.size(file.full), file.modified_ns // 1_000_000
+            size = log.location.size(file.full)
+            time_ms = file.modified_ns // 1_000_000
             (action,) = add_files([WrittenFile(file.path, size, compute_stats(rows))], time_ms)
             files[file.path] = int(path_fields["head"], 16), action
     return list(files.values())

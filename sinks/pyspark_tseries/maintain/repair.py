@@ -130,7 +130,8 @@ def find_lost_commits(
     A torn entry does not name its files. If exactly one attempt on top of the commit before it has
     left files, that attempt is assumed to be the commit.
     """
-    metadata_by_head, lost = readable_metadata(location), []
+    metadata_by_head = readable_metadata(location)
+    lost = []
     for version in range(last_kept + 1, newest + 1):
         entry = read_whole_entry(location, version)
         if entry is None:
@@ -515,7 +516,8 @@ def _list_files_at(location: Location, version: int) -> dict[str, DataFile]:
 
 def revert_changes(store: Store, revert: Revert, copies: Sequence[tuple[str, str]]) -> None:
     """Commit the actions of `revert`."""
-    location, now_ms = store.location, time.time_ns() // 1_000_000
+    location = store.location
+    now_ms = time.time_ns() // 1_000_000
     for path, copy in copies:
         location.copy(location.file(path), location.file(copy))
     actions = [
@@ -744,7 +746,8 @@ def _describe_change(store: Store, revert: Revert) -> Finding:
     if change is None:
         problem = f"the log of the store '{store.root}' names files outside of it"
         return Finding("outside file", problem)
-    first, until = change.first, change.last.version
+    first = change.first
+    until = change.last.version
     upto = f" to {until}" if until > first.version else ""
     problem = (
         f"versions {first.version}{upto} of the log: {first.title} by '{first.engine}' changed rows"
@@ -768,7 +771,8 @@ def _repair_head(job: _Repair) -> None:
     try:
         store.index()
     except UnusableStore as error:
-        damage, lost = Finding.of(error), list(_describe_lost_head(recover_head(store)))
+        damage = Finding.of(error)
+        lost = list(_describe_lost_head(recover_head(store)))
     else:
         return
     try:
@@ -789,7 +793,8 @@ def _repair_head(job: _Repair) -> None:
 
 def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
     """Describe the recovered state that no event records, so that it is older than the head."""
-    metadata, event_commit = recovered.metadata, recovered.index.metadata.commit
+    metadata = recovered.metadata
+    event_commit = recovered.index.metadata.commit
     if not recovered.current:
         age = (
             f"as they were with commit {metadata.commit}"
@@ -817,7 +822,8 @@ def _raise_commit_number(job: _Repair) -> None:
 
 def _repair_commit_times(job: _Repair) -> None:
     """Correct the times of commits in the future; accept a clock after a long pause."""
-    location, store = job.location, Store.open_damaged(job.location)
+    location = job.location
+    store = Store.open_damaged(job.location)
     try:
         store.read_clock()
     except WrongClock as error:
@@ -840,7 +846,8 @@ def _describe_correction(future: TimeCorrection) -> str:
     if not times:
         return "No event belongs to such a commit; the store's time is set back"
     begin, end = min(times), max(times)
-    events, series = future.events.num_rows, future.events["series"].unique()
+    events = future.events.num_rows
+    series = future.events["series"].unique()
     return (
         f"The commits {begin} to {end} are now of {format_instant(times[begin])} to "
         f"{format_instant(times[end])}, and so are {events} events of {len(series)} series that "

@@ -388,19 +388,26 @@ class _RollupRun:
         progress: Callable[[str], None],
     ) -> None:
         # Read the rollup first, so that the source has all that the rollup covers.
-        self._target, self._rollup = target, target.snapshot()
+        self._target = target
+        self._rollup = target.snapshot()
         self._head_id = self._rollup.head_id
-        self._source, self._snapshot = source, source.snapshot()
-        self._index, self._target_index = self._snapshot.index(), self._rollup.index()
-        self._settings, self._buckets = settings, settings.buckets
+        self._source = source
+        self._snapshot = source.snapshot()
+        self._index = self._snapshot.index()
+        self._target_index = self._rollup.index()
+        self._settings = settings
+        self._buckets = settings.buckets
         self._downsampling = settings.downsampling
-        self._author, self._counts = author, counts
-        self._synced, self._progress = synced, progress
+        self._author = author
+        self._counts = counts
+        self._synced = synced
+        self._progress = progress
         self._schema = staged_schema(target.values)
         self._rows: list[pa.Table] = []
         self._pending_counts = _BucketCounts()
         self._since, self._is_first = self._find_covered()
-        self.left, self.has_committed = 0, False
+        self.left = 0
+        self.has_committed = False
 
     def run(self) -> int:
         """Write all due buckets; return the source's commit that the rollup then covers."""
@@ -424,7 +431,8 @@ class _RollupRun:
         """Return the source's commit that the rollup covers, and whether its first run is due."""
         transaction = self._target.transaction
         for name, is_first in ((COVERED, False), (BEGUN, True)):
-            number, commit_id = transaction(name), transaction(digest_transaction(name))
+            number = transaction(name)
+            commit_id = transaction(digest_transaction(name))
             if number is not None and commit_id is not None:
                 return CommitId(number, commit_id), is_first
         return None, True
@@ -504,7 +512,8 @@ class _RollupRun:
         """Return the touched series, and the series with a newest bucket that the CTI completes."""
         ctis = self._snapshot.metadata.ctis
         assert self._since is not None
-        before, now = ctis.cti_at(self._since.number), ctis.store_us
+        before = ctis.cti_at(self._since.number)
+        now = ctis.store_us
         if now is None or (before is not None and not self._is_later(before, now)):
             return sorted(touched)
         names = known_series(self._index)
@@ -682,7 +691,8 @@ class _RollupRun:
     def _filter_complete(self, buckets: pa.Table, first_buckets: dict[str, int]) -> pa.Table:
         """Return the buckets that still have all their events in the source."""
         names, codes = encode_runs(buckets["series"])
-        starts, series = to_int64(buckets["timestamp"]), names.to_pylist()
+        starts = to_int64(buckets["timestamp"])
+        series = names.to_pylist()
         low, low_us = self._find_bounds(series)
         first_us = np.array([first_buckets.get(name, MAX_NUMBER) for name in series], np.int64)
         first_us = np.where(low <= 0, NEVER_US, first_us)
@@ -769,10 +779,12 @@ class _RollupRun:
             ) from None
         if attempt is None:
             raise _RollupChanged
-        self._head_id, self.has_committed = attempt.head_id, True
+        self._head_id = attempt.head_id
+        self.has_committed = True
         self._counts.added += self._pending_counts.added
         self._counts.edited += self._pending_counts.edited
-        self._rows, self._pending_counts = [], _BucketCounts()
+        self._rows = []
+        self._pending_counts = _BucketCounts()
         if not is_last:
             self._progress(f"{self._counts.added:,} buckets added so far")
 

@@ -82,7 +82,8 @@ def describe(
     store = Store.open(parse_location(path, storage_options))
     snapshot = store.snapshot()
     index = snapshot.index()
-    metadata, last_sequences = index.metadata, index.columns["last_sequence"]
+    metadata = index.metadata
+    last_sequences = index.columns["last_sequence"]
     return {
         "path": snapshot.root,
         "id": store.id,
@@ -327,7 +328,8 @@ def find_violations(
 def _sort_events(events: pa.Table) -> _SortedEvents:
     names, codes = encode_runs(events["series"])
     order = sort_keys(codes, to_int64(events["sequence"]))
-    table, codes = events.take(pa.array(order)).combine_chunks(), codes[order]
+    table = events.take(pa.array(order)).combine_chunks()
+    codes = codes[order]
     edited = to_int64(table["original_sequence"].fill_null(NO_ORIGINAL))
     return _SortedEvents(
         names=names.to_pylist(),
@@ -500,7 +502,8 @@ def _find_damage(store: Store) -> Iterator[Finding]:
     yield from errors
     readable: list[DataFile] = []
     samples: list[SizedKey] = []
-    values, logged = store.values, read_logged_bounds(store)
+    values = store.values
+    logged = read_logged_bounds(store)
     for file in data or ():
         checked = check_file(store.location, file, values)
         if checked.problem is not None:

@@ -110,8 +110,11 @@ class _Widening(Revision):
         owner: str | None,
         progress: CopyProgress | None,
     ) -> None:
-        self._store, self._location = store, store.location
-        self._columns, self._owner, self._progress = columns, owner, progress
+        self._store = store
+        self._location = store.location
+        self._columns = columns
+        self._owner = owner
+        self._progress = progress
         self._done = self._total = 0
         self._reported = -1, -1
         self._values: list[pa.Field] = []
@@ -193,7 +196,9 @@ class _Widening(Revision):
             if field.name.lower() in {column.name.lower() for column in self._columns}
         }
         if types != self._types:
-            self._types, self._copies, self._is_narrow = types, {}, {}
+            self._types = types
+            self._copies = {}
+            self._is_narrow = {}
 
     def _find_narrow(self, snapshot: Snapshot) -> list[DataFile]:
         """Return the files with a column that not every reader reads as its new type."""
@@ -227,7 +232,8 @@ class _Widening(Revision):
 
     def _has_copy(self, file: DataFile) -> bool:
         """Return whether there is a copy; maintenance removes copies after a day."""
-        location, copies = self._location, self._copies.get(file.path)
+        location = self._location
+        copies = self._copies.get(file.path)
         return copies is not None and all(
             location.has(location.file(copy.path), copy.size) for copy in copies
         )
@@ -253,7 +259,8 @@ class _Widening(Revision):
         self, snapshot: Snapshot, narrow: Sequence[DataFile]
     ) -> dict[str, list[WrittenFile]]:
         """Return the copies of `narrow` files that earlier calls have completed."""
-        due, live = {file.path: file for file in narrow}, snapshot.paths
+        due = {file.path: file for file in narrow}
+        live = snapshot.paths
         copies_of_files: dict[tuple[str, str], list[tuple[WrittenFile, int]]] = {}
         for stored in list_event_files(self._location):
             if stored.path in live or not bears_tag(stored.path, self._store.id):

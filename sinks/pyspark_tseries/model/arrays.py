@@ -518,7 +518,8 @@ def sample_sizes(keys: pa.Table, row_bytes: int, path: str) -> list[SizedKey]:
         return []
     start = zlib.crc32(path.encode()) % min(count, ROWS_PER_SAMPLE)
     rows = np.arange(start, count, ROWS_PER_SAMPLE)
-    some, sizes = keys.take(rows), np.diff(rows, append=count)
+    some = keys.take(rows)
+    sizes = np.diff(rows, append=count)
     sizes[0] += start
     columns = some["series"].to_pylist(), some["sequence"].to_pylist(), (sizes * row_bytes).tolist()
     return list(zip(*columns, strict=True))
@@ -537,6 +538,7 @@ def split_keys(
         end = (name, 0 if whole_series else sequence)
         if pending_bytes and pending_bytes + size > budget and end != (begin or ("", -1)):
             yield KeyRange(begin, end)
-            begin, pending_bytes = end, 0
+            begin = end
+            pending_bytes = 0
         pending_bytes += size
     yield KeyRange(begin, None)

@@ -101,7 +101,8 @@ class Buckets:
             return self._next_multiples(starts)
         # An end is the start of the next bucket, which may be in a later piece.
         high = int(starts.max()) + self._reach
-        ends, following = np.empty_like(starts), high
+        ends = np.empty_like(starts)
+        following = high
         for piece in reversed(list(self._pieces(int(starts.min()), high))):
             inside = np.flatnonzero((starts >= piece.start) & (starts < piece.end))
             multiples = self._next_multiples(starts[inside] + piece.offset) - piece.offset

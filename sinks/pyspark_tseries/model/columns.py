@@ -207,7 +207,8 @@ def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) ->
     if at_originals and "timestamp" in names and rows["original_sequence"].null_count < len(rows):
         computed["timestamp"] = pc.coalesce(rows["original_timestamp"], rows["timestamp"])
     if EDIT_TIME.name in names:
-        none, edited = pa.scalar(None, EDIT_TIME.type), rows["original_sequence"].is_valid()
+        none = pa.scalar(None, EDIT_TIME.type)
+        edited = rows["original_sequence"].is_valid()
         computed[EDIT_TIME.name] = pc.if_else(edited, rows["timestamp"], none)
     schema = rows.schema.append(EDIT_TIME)
     fields = [schema.field(name).with_nullable(True) for name in names]

@@ -224,7 +224,8 @@ class StoreSettings:
 
 def read_settings(properties: Properties, metadata: CommitMetadata) -> StoreSettings:
     """Return the settings after the commit of `metadata`."""
-    policy, initial = metadata.policy or properties.get(_POLICY), properties.get(_SUBSCRIPTION)
+    policy = metadata.policy or properties.get(_POLICY)
+    initial = properties.get(_SUBSCRIPTION)
     age = properties.get(_MIN_RETENTION)
     return StoreSettings(
         parse_range(metadata.retained or properties.get(_RANGE) or format_range(DEFAULT_RANGE)),

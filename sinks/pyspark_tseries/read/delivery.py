@@ -384,9 +384,11 @@ def _read_initial(task: Delivery) -> pa.Table:
     chosen = select_initial_events(events, task.retained, index, task.initial)
     if task.start.after is not None:
         chosen &= ~flag_delivered(events, task.start.after)
-    rows, begin = [], 0
+    rows = []
+    begin = 0
     for file, table in zip(task.files, keys, strict=True):
-        is_chosen, begin = chosen[begin : begin + table.num_rows], begin + table.num_rows
+        is_chosen = chosen[begin : begin + table.num_rows]
+        begin = begin + table.num_rows
         if is_chosen.any():
             # The same conditions on the same file give the same rows in the same order.
             rows.append(
@@ -404,7 +406,8 @@ def flag_delivered(events: pa.Table, after: Key) -> BoolArray:
 
 def _filter_series(start: Position, end: Position) -> pc.Expression | None:
     """Return a filter for the series of initial events between two positions; None for all."""
-    series, bounds = pc.field("series"), []
+    series = pc.field("series")
+    bounds = []
     if start.upto is not None:
         bounds.append(series > start.upto)
     if end.initial:

@@ -151,7 +151,8 @@ class _LatestEdits:
         """Flag the originals that have an edit, and remember that they were read."""
         flags = np.zeros(rows.num_rows, bool)
         names, begins = find_runs_of(rows["series"])
-        sequence, ends = to_int64(rows["sequence"]), np.append(begins[1:], rows.num_rows)
+        sequence = to_int64(rows["sequence"])
+        ends = np.append(begins[1:], rows.num_rows)
         for name, begin, end in zip(names.to_pylist(), begins.tolist(), ends.tolist(), strict=True):
             if name in self._ranges:
                 first, last = self._ranges[name]
@@ -208,7 +209,8 @@ def find_fill_ends(view: Range) -> tuple[int | None, int | None]:
 
 def _divide_series(scope: Scope, query: Query) -> list[Scope]:
     """Divide the series of a scope into groups with files of a limited size."""
-    scan, names = Scan(scope, query), scope.names
+    scan = Scan(scope, query)
+    names = scope.names
     size = sum(file.size for file in (*scan.originals, *scan.edits))
     if (
         size <= MAX_BYTES_AT_ONCE
@@ -339,7 +341,9 @@ class _KeptValues:
     def __init__(
         self, rows: pa.Table, codes: Int64Array, starts: Int64Array, buckets: Buckets
     ) -> None:
-        self._codes, self._starts, self._buckets = codes, starts, buckets
+        self._codes = codes
+        self._starts = starts
+        self._buckets = buckets
         if not rows.num_columns:
             return
         us, bucket = to_int64(rows["time us"]), to_int64(rows["state row"])
@@ -361,7 +365,8 @@ class _KeptValues:
         """Return a quantile of each bucket."""
         values, bucket, _ = self._values(column)
         begins, sizes = find_number_runs(bucket)
-        filled, quantiles = bucket[begins], np.zeros(len(self._starts))
+        filled = bucket[begins]
+        quantiles = np.zeros(len(self._starts))
         quantiles[filled] = _quantile(values, begins, sizes, quantile)
         none = np.ones(len(quantiles), bool)
         none[filled] = False

@@ -265,7 +265,8 @@ def read_newest_one(
     If it is the last event of the series, only files that may have it are read, the newest first,
     until it is found: usually in the first file, however many the store has.
     """
-    state, floors = index.lookup_one(name), index.min_retained([name])
+    state = index.lookup_one(name)
+    floors = index.min_retained([name])
     last_sequence, us = state["last_sequence"], state["original_us"]
     is_shown = last_sequence >= floors["floor_sequence"][0] and us >= floors["floor_us"][0]
     read_columns = _with_keys(columns)
@@ -418,7 +419,8 @@ class _NewestKeys:
     def __init__(self, count: int) -> None:
         self._count = count
         self._codes, self._sequences = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        self._held, self._most = 0, MAX_HELD_ROWS
+        self._held = 0
+        self._most = MAX_HELD_ROWS
 
     def add(self, codes: Int64Array, sequence: Int64Array) -> None:
         self._codes.append(codes)

@@ -281,7 +281,8 @@ class _Question:
         self, store: _StoreTables, match: _Match, stale: Int64Array, is_all: bool
     ) -> tuple[NewestRows, int]:
         """Return the rows of all series, and their number for each; read the `stale` series."""
-        table, size = match.table, len(self.series)
+        table = match.table
+        size = len(self.series)
         if table is not None and not len(stale):
             return table.rows.pick(match.table_positions), table.count
         columns, count, is_kept = self._plan_table(store, table, len(stale), is_all)
@@ -374,7 +375,8 @@ class _Question:
         is_more = count > self.count and bool((rows.sizes > self.count).any())
         if not hides and self.at_us is None and not is_more:
             return rows, np.empty(0, np.int64)
-        codes, is_kept = rows.codes, np.ones(rows.table.num_rows, bool)
+        codes = rows.codes
+        is_kept = np.ones(rows.table.num_rows, bool)
         if hides:
             oldest, oldest_us = series.retained(self.snapshot)
             is_kept &= (rows.originals >= oldest[codes]) & (rows.us >= oldest_us[codes])

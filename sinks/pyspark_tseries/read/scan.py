@@ -265,7 +265,8 @@ class Scan:
     def __init__(
         self, scope: Scope, query: Query, sequences: tuple[int, int] = ALL_SEQUENCES
     ) -> None:
-        self.scope, self.query = scope, query
+        self.scope = scope
+        self.query = query
         snapshot, index = scope.snapshot, scope.index
         self._location = snapshot.location
         self._sequences = sequences
@@ -396,7 +397,8 @@ class Ranges:
     """The sequences and times of the originals that a plain query shows of each series."""
 
     def __init__(self, scan: Scan) -> None:
-        self._query, self._scope = scan.query, scan.scope
+        self._query = scan.query
+        self._scope = scan.scope
         bounds = scan.bounds
         # A scan reads no originals with sequences outside the bounds of all series.
         is_joint = all((ends == ends[:1]).all() for ends in dataclasses.astuple(bounds))
@@ -414,7 +416,8 @@ class Ranges:
         if self._joint is not None:
             return rows
         names, codes = encode_runs(rows["series"])
-        bounds, us = self.of(names.to_pylist()), to_int64(rows["timestamp"])
+        bounds = self.of(names.to_pylist())
+        us = to_int64(rows["timestamp"])
         is_shown = self.flag_sequences(rows) & bounds.flag_times(codes, us)
         return rows if is_shown.all() else rows.filter(pa.array(is_shown))
 

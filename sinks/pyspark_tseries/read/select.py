@@ -316,7 +316,8 @@ def _find_originals(events: SeriesEvents) -> Int64Array:
     # is missing, this is another row or -1.
     nearest = np.maximum.accumulate(np.where(order < len(rows), order, -1))
     probe = np.flatnonzero(order >= len(rows))
-    row, edit = nearest[probe], edits[order[probe] - len(rows)]
+    row = nearest[probe]
+    edit = edits[order[probe] - len(rows)]
     is_there = (row >= 0) & (events.codes[row] == events.codes[edit])
     is_there &= events.sequence[row] == events.original[edit]
     is_there &= events.original[row] == NO_SEQUENCE
@@ -360,7 +361,9 @@ class _Slots:
     def __init__(
         self, events: SeriesEvents, counted: BoolArray | None, last_among: BoolArray | None = None
     ) -> None:
-        self.events, self._counted, self._last_among = events, counted, last_among
+        self.events = events
+        self._counted = counted
+        self._last_among = last_among
 
     # Computed on demand: a range of times or sequences needs none of these.
 
@@ -403,9 +406,11 @@ class _Slots:
     @lazy
     def last_us(self) -> Int64Array:
         """The time of each series' last event: flagged by `last_among`, not erased; else any."""
-        codes, series = self.events.codes, np.arange(len(self.events.names))
+        codes = self.events.codes
+        series = np.arange(len(self.events.names))
         last_rows = np.searchsorted(codes, series, "right") - 1
-        among, erased = self._last_among, self.events.erased
+        among = self._last_among
+        erased = self.events.erased
         flags_to_try = [among] if among is not None else []
         if erased is not None:
             flags_to_try.append(~erased if among is None else among & ~erased)

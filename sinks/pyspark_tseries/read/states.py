@@ -154,7 +154,8 @@ class Folding:
     """Folds events into the states that a downsampling needs, and merges states."""
 
     def __init__(self, schema: pa.Schema, downsampling: Downsampling) -> None:
-        self._schema, self._downsampling = schema, downsampling
+        self._schema = schema
+        self._downsampling = downsampling
         self._states: dict[str, set[str]] = {}
         for aggregate in downsampling.aggregates:
             if aggregate.column != ALL_EVENTS:
@@ -250,7 +251,8 @@ class Folding:
         return States(table, kept_values)
 
     def _renumber(self, states_to_merge: Sequence[States]) -> pa.Table:
-        before, tables = 0, []
+        before = 0
+        tables = []
         for states in states_to_merge:
             if self._kept:
                 state = pa.array(to_int64(states.kept["state row"]) + before)
@@ -389,7 +391,9 @@ def _fold_values(
 
     `series` has the series of each run; `us` and `sequence` have those of each row.
     """
-    runs, values, size = present.runs, present.values, len(series)
+    runs = present.runs
+    values = present.values
+    size = len(series)
     folded: dict[str, Any] = {}
     if "count" in states:
         folded["count"] = np.zeros(size, np.int64)
@@ -530,7 +534,8 @@ def add_exactly(values: FloatArray, first_rows: Int64Array, sizes: Int64Array) -
     largest = _find_largest(values)
     if largest < _LEAST_HUGE:
         return _split_values(values, largest, first_rows, sizes)
-    finite, is_huge = np.isfinite(values), np.abs(values) >= _LEAST_HUGE
+    finite = np.isfinite(values)
+    is_huge = np.abs(values) >= _LEAST_HUGE
     not_finite = np.where(finite, 0.0, values)
     huge = np.where(finite & is_huge, values, 0.0) * 2.0**-_HUGE_SCALE
     ordinary = np.where(is_huge | ~finite, 0.0, values)
@@ -548,7 +553,8 @@ def add_parts(sum_parts: Parts, first_rows: Int64Array, sizes: Int64Array) -> Pa
         if interleaved := [
             values for name, values in sum_parts.items() if name.rstrip("0123456789") == prefix
         ]:
-            width, together = len(interleaved), np.stack(interleaved, axis=1).ravel()
+            width = len(interleaved)
+            together = np.stack(interleaved, axis=1).ravel()
             largest = _find_largest(together)
             merged |= _split_values(together, largest, first_rows * width, sizes * width, prefix)
     if _NO_NUMBER in sum_parts:

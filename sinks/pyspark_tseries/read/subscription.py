@@ -185,7 +185,8 @@ class Subscription:
 
     def _count_up_to(self, snapshot: Snapshot, commit: int) -> int:
         """Return the number of events of the chosen series up to `commit`."""
-        count, newest = self._count_events(snapshot), snapshot.metadata.commit
+        count = self._count_events(snapshot)
+        newest = snapshot.metadata.commit
         if commit >= newest:
             return count
         later_events = self._read_commits(snapshot, ("commit",), (commit + 1, newest))
@@ -193,7 +194,8 @@ class Subscription:
 
     def _count_events(self, snapshot: Snapshot) -> int:
         """Return the number of events of the chosen series that were ever committed."""
-        index, names = snapshot.index(), self._choice.names or self._name_chosen(snapshot)
+        index = snapshot.index()
+        names = self._choice.names or self._name_chosen(snapshot)
         columns = index.columns if names is None else index.lookup(list(names))
         return int((columns["last_sequence"] + 1).sum())
 
@@ -262,7 +264,8 @@ class Subscription:
         data = [file for file in snapshot.files if row_filter.may_match_file(file)]
         if not data or (start == end):
             return []
-        choice, rows = self._choice, sum(file.rows for file in data)
+        choice = self._choice
+        rows = sum(file.rows for file in data)
         if start.initial:
             names = self._name_initial(start, end, snapshot)
             choice = choice if names is None else SeriesChoice(tuple(names))
@@ -338,7 +341,8 @@ class Subscription:
         if not choice.is_all and choice.names is None:
             columns = list(dict.fromkeys([*columns, "series"]))
         row_filter = RowFilter(choice.names, commits=commits)
-        location, schema = self._store.location, base_fields(columns)
+        location = self._store.location
+        schema = base_fields(columns)
         rows = read_rows(location, snapshot.files, schema, row_filter, expression)
         return keep_chosen(rows, choice)
 
@@ -370,7 +374,8 @@ class Subscription:
         data = [file for file in snapshot.files if file.first_commit <= start.began]
         chosen_names = self._name_chosen(snapshot)
         if chosen_names == []:
-            data, chosen_names = [], None
+            data = []
+            chosen_names = None
         samples = sample_series(snapshot.index(), sum(file.rows for file in data), chosen_names)
         for key_range in split_keys(samples, 4 * MAX_ROWS_PER_TASK, whole_series=True):
             row_filter = RowFilter(chosen_names, key_range, commits=(MIN_NUMBER, start.began))

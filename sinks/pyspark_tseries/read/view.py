@@ -134,7 +134,8 @@ class View:
         Raise as `latest` does.
         """
         self.access.require_query(Query(view=Range(Point("last_count", 1))))
-        index, columns = self.snapshot.index([series]), result_schema(self.snapshot.values).names
+        index = self.snapshot.index([series])
+        columns = result_schema(self.snapshot.values).names
         return read_newest_one(self.snapshot, index, series, columns), index
 
     def list_series(self, choice: SeriesChoice) -> pa.Table:

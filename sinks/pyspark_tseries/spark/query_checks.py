@@ -627,7 +627,8 @@ def remember_commit(
     """
     if checkpoint is None:
         return
-    recorded, commit = _read_record(checkpoint), commit or last_commit_id(store)
+    recorded = _read_record(checkpoint)
+    commit = commit or last_commit_id(store)
     batches = [] if recorded is None else recorded.batches_before(batch)
     batches += [] if commit is None else [(batch, commit)]
     if commit is not None:

@@ -188,7 +188,9 @@ class ReadTask(InputPartition):
 
     def __init__(self, work: Work, number: int, tasks: int) -> None:
         super().__init__(None)
-        self.work, self.number, self.tasks = work, number, tasks
+        self.work = work
+        self.number = number
+        self.tasks = tasks
 
 
 @hide_tracebacks
@@ -263,7 +265,8 @@ class RangeQueryReader(DataSourceReader):
         return list(split_keys(samples, MAX_BYTES_PER_PARTITION, whole_series=True))
 
     def _read_series(self, snapshot: Snapshot, key_range: KeyRange) -> Iterator[pa.RecordBatch]:
-        index, names = snapshot.index(self._series, key_range), self._target.names
+        index = snapshot.index(self._series, key_range)
+        names = self._target.names
         scope = Scope(snapshot, index, self._series, key_range)
         if self._buckets is not None:
             for table in downsample(scope, self._query, self._buckets):
@@ -461,7 +464,8 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         report = {"commit": commit, "initial": self._latest.initial, "missed": self._latest.missed}
         if not self._options.cti:
             return report
-        cti_us, blocking = self._latest.cti, self._open_subscription().ctis().blocking()
+        cti_us = self._latest.cti
+        blocking = self._open_subscription().ctis().blocking()
         cti = None if cti_us is None else format_instant(cti_us)
         return {**report, "cti": cti, "ctiHeldBackBy": blocking}
 

@@ -118,7 +118,8 @@ class DefaultSource(DataSource):
         guard.require_query(options.to_query())
         if options.as_of is not None:
             guard.require("query_obsolete", "set asOf, which shows overridden values")
-            snapshot, planned_us = snapshot.at_time(options.as_of), None
+            snapshot = snapshot.at_time(options.as_of)
+            planned_us = None
         return RangeQueryReader(
             snapshot,
             options.to_query(),

@@ -347,7 +347,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from pyspark_tseries.spark.query_checks import check_in_commit, remember_commit
         from pyspark_tseries.store.store import Store
 
-        target, store = self.target, Store.open(self.target.location)
+        target = self.target
+        store = Store.open(self.target.location)
         # Called only for its error; `append`, below, skips a batch that is there already.
         store.has_batch(token, _sum_digests(tasks))
         if batchId > 0 and is_empty and cti_us is None:
@@ -373,7 +374,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def _find_cti(self, tasks: list[StagedTask], batch: int) -> int | None:
         """Return the CTI that the query commits with a batch; None if it gives none."""
-        target, delay_us = self.target, self.target.options.cti_delay_us
+        target = self.target
+        delay_us = self.target.options.cti_delay_us
         if target.plan.cti is not None:
             cti_us = max((task.cti_us for task in tasks if task.cti_us is not None), default=None)
         elif delay_us is None:

@@ -96,7 +96,8 @@ def cut_groups(events: pa.Table, max_rows: int, max_bytes: int) -> list[pa.Table
     if "series" in plain:
         return [events.slice(start, rows) for start, rows in groups]
     series = events["series"].unify_dictionaries().combine_chunks()
-    names, codes = series.dictionary, series.indices.to_numpy()
+    names = series.dictionary
+    codes = series.indices.to_numpy()
     return [_with_own_dictionary(events.slice(*at), names, codes[at[0] : sum(at)]) for at in groups]
 
 
@@ -180,7 +181,8 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
 def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
     """Return the options to write events like these, the first of a file, or all if `is_whole`."""
     # One row is one batch of any size, and computing the size takes longer than writing the row.
-    batch_rows, is_one_row = ROWS_PER_GROUP, is_whole and events.num_rows == 1
+    batch_rows = ROWS_PER_GROUP
+    is_one_row = is_whole and events.num_rows == 1
     if not is_one_row:
         batch_rows = rows_for_bytes(events, ENCODING_BATCH_BYTES, ROWS_PER_GROUP)
     return {
@@ -605,7 +607,8 @@ class LiveFiles:
 
     def forget(self) -> None:
         """Forget all files, so that they are listed anew."""
-        self._files, self._later = None, []
+        self._files = None
+        self._later = []
 
     def follow(self, added_files: LoggedFiles, removed: Collection[str]) -> None:
         """Take the next entry, with the files that it adds and the paths that it removes."""

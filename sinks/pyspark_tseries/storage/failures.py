@@ -177,7 +177,8 @@ def _storage_error(code: int, path: str | None, location: Location | None) -> St
     where = f"'{path}'{store}" if path is not None else "a file"
     problem = f"{where} cannot be read or written: {os.strerror(code)} ({errno.errorcode[code]})"
     error = StorageFailed(problem, None, next_step)
-    error.path, error.code = path, code
+    error.path = path
+    error.code = code
     return error
 
 

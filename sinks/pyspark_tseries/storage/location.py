@@ -144,7 +144,8 @@ def make_directories(path: str) -> None:
     have died before it synced them. Directories that this user may not read cannot be synced.
     """
     os.makedirs(path, exist_ok=True)
-    names, device = [path], os.stat(path).st_dev
+    names = [path]
+    device = os.stat(path).st_dev
     while (parent := os.path.dirname(path)) != path and os.stat(parent).st_dev == device:
         names.append(path := parent)
     sync(name for name in names if os.access(name, os.R_OK))
@@ -359,7 +360,8 @@ class Location:
         """
         path = os.path.realpath(self.root) if self.is_local else self.file()
         while not os.path.basename(path).startswith(("_", ".")):
-            path, inner = os.path.dirname(path), path
+            inner = path
+            path = os.path.dirname(path)
             if path in ("", inner):
                 break
             if self._has_folder(os.path.join(path, LOG_FOLDER)):
@@ -502,7 +504,8 @@ class Location:
 
     def _share(self, path: str) -> None:
         """Give a new file or directory the rights of the store's directory."""
-        root_mode, mode = os.stat(self.root).st_mode, os.stat(path).st_mode
+        root_mode = os.stat(self.root).st_mode
+        mode = os.stat(path).st_mode
         rights = root_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if stat.S_ISDIR(mode):
             rights |= root_mode & (stat.S_ISGID | stat.S_IXGRP | stat.S_IXOTH)
@@ -712,7 +715,8 @@ class KeptByStore(Generic[_Kept]):
     """
 
     def __init__(self, make: Callable[[Location], _Kept], max_stores: int | None = None) -> None:
-        self._make, self._max_stores = make, max_stores
+        self._make = make
+        self._max_stores = max_stores
         self.begin_child()
         begin_in_forks(self)
 

@@ -288,7 +288,8 @@ class RowFilter:
         for name in self.columns:
             if not groups:
                 break
-            group_bounds, may_match = ends(name), tests[name]
+            group_bounds = ends(name)
+            may_match = tests[name]
             groups = [
                 i for i in groups if (bounds := group_bounds[i]) is None or may_match(*bounds)
             ]
@@ -525,7 +526,8 @@ def fold_files(
     Raises:
         UnusableStore, OSError: as `read_rows`.
     """
-    schema, row_filter = reading.schema, replace(reading.row_filter, times=ANY_VALUE)
+    schema = reading.schema
+    row_filter = replace(reading.row_filter, times=ANY_VALUE)
 
     def fold_job(pieces_rows: Iterable[PieceRows]) -> None:
         small: list[PieceRows] = []
@@ -540,7 +542,8 @@ def fold_files(
             count += rows.rows
             if count >= ROWS_PER_FOLD:
                 fold(assemble_pieces(small, schema))
-                small, count = [], 0
+                small = []
+                count = 0
         if small:
             fold(assemble_pieces(small, schema))
 
@@ -702,7 +705,8 @@ def _find_names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[list[
     """Return the series that each row group may have; None if they are too many, or unknown."""
     if piece.file.is_foreign:
         return None
-    bounds, names_of_groups = piece.footer.bounds("series"), []
+    bounds = piece.footer.bounds("series")
+    names_of_groups = []
     for group in piece.groups:
         ends = bounds[group]
         if ends is None:
@@ -723,7 +727,8 @@ def _read_piece(
     Then read the others, in the `groups` with a needed row; `needed_of_groups` is `needed` without
     the rest. Both leave the same `count` rows, so the columns fit together.
     """
-    schema, tested = reading.schema, reading.row_filter.columns
+    schema = reading.schema
+    tested = reading.row_filter.columns
     sizes = np.array([piece.footer.group_rows[group] for group in piece.groups])
     total = int(sizes.sum())
     # A second read, or another thread, takes longer than all columns of a few rows.
@@ -739,7 +744,8 @@ def _read_piece(
     count = int(np.count_nonzero(needed))
     if not count:
         return None
-    groups, needed_of_groups = piece.groups, needed
+    groups = piece.groups
+    needed_of_groups = needed
     if count < total:
         groups, needed_of_groups = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
@@ -804,7 +810,9 @@ class OpenFile:
     """An open file, which reads columns of its row groups and verifies their checksums."""
 
     def __init__(self, location: Location, file: Any, footer: Footer) -> None:
-        self._location, self._file, self.footer = location, file, footer
+        self._location = location
+        self._file = file
+        self.footer = footer
         self._readers: dict[tuple[str, ...], Any] = {}
 
     def _open_reader(self, encoded: tuple[str, ...]) -> Any:

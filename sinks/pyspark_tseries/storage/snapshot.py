@@ -483,7 +483,8 @@ class Snapshot:
 
         `counts` flags commits by their numbers and times.
         """
-        commit, us = -1, NEVER_US
+        commit = -1
+        us = NEVER_US
         for numbers, times in self._scan_commits():
             counted = counts(numbers, times)
             commit = max(commit, int(numbers[counted].max(initial=-1)))
@@ -520,7 +521,9 @@ def scan_state(
 
     The state is without a horizon.
     """
-    schema, states, newest_us = base_fields(STATE_COLUMNS), [], 0
+    schema = base_fields(STATE_COLUMNS)
+    states = []
+    newest_us = 0
     for file in data:
         file_states = []
         for table in scan_file(location, file, schema, row_filter, expression):

@@ -108,7 +108,8 @@ def replace_files(
     Raises:
         DeltaError: a competing commit was first, or the storage failed.
     """
-    changes, now_ms = horizon is not None, now_us // 1000
+    changes = horizon is not None
+    now_ms = now_us // 1000
     actions = [*remove_files(removed, now_ms, changes), *add_files(new_files, now_ms, changes)]
     files = [store.location.file(file.path) for file in new_files]
     # Writers wait while the lock is held: before it, do most of what takes long.
@@ -189,7 +190,8 @@ def set_retained_range(store: Store, retained: RetainedRange, now_us: int, princ
         PermissionDenied: the store has a policy, and the principal is not an owner.
         StoreBusy: other clients won all attempts.
     """
-    text, to_do = format_range(retained), "change the retained range"
+    text = format_range(retained)
+    to_do = "change the retained range"
 
     def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
         columns = BlockColumns(

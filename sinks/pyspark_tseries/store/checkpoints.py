@@ -84,7 +84,8 @@ def _parse_last_checkpoint(content: bytes) -> LastCheckpoint:
         return LastCheckpoint(damaged=True)
     try:
         fields = json.loads(content)
-        version, own_info = fields["version"], fields.get(INFO_KEY, {})
+        version = fields["version"]
+        own_info = fields.get(INFO_KEY, {})
         checksums = {
             int(number): int(crc, 16) for number, crc in own_info.get("checkpoints", {}).items()
         }
@@ -398,7 +399,8 @@ def _subject_of(line: bytes) -> tuple[str, str] | None:
 def log_tail(names: Iterable[str], version: int) -> list[str]:
     """Return names: the last checkpoint up to `version`, and the entries from it to `version`."""
     # Compare text first: a log has a thousand names, most of them before the last checkpoint.
-    end, names = f"{version + 1:020d}", list(names)
+    end = f"{version + 1:020d}"
+    names = list(names)
     checkpoints = [name for name in names if ".checkpoint" in name and name < end]
     last = max((name[:20] for name in checkpoints if _NUMBERED.fullmatch(name)), default="")
     return [

@@ -41,7 +41,8 @@ def last_commit_id(store: Store) -> CommitId | None:
 def find_commit_id(store: Store, number: int) -> CommitId | None:
     """Return the commit `number`, or the last one before it; None if that is not known."""
     with store.reading() as log:
-        last_commit, version = last_commit_id(store), log.version()
+        last_commit = last_commit_id(store)
+        version = log.version()
     if last_commit is None or number >= last_commit.number:
         return last_commit
     return _find_in_log(store.location, number, version) or _find_kept(store.location, number)
@@ -53,7 +54,8 @@ def describe_change(store: Store, commit: CommitId) -> str | None:
     If a commit's id was not kept, because another tool removed its log entry, the store has it.
     """
     with store.reading() as log:
-        proven, last_commit = log.proven, last_commit_id(store)
+        proven = log.proven
+        last_commit = last_commit_id(store)
     if proven.get(commit.number) == commit.id:
         return None
     if last_commit is None:
@@ -107,7 +109,9 @@ def keep_history(store: Store) -> None:
     last_commit = last_commit_id(store)
     if last_commit is None:
         return
-    location, kept_ids, changed = store.location, dict[int, dict[int, int]](), set[int]()
+    location = store.location
+    kept_ids = dict[int, dict[int, int]]()
+    changed = set[int]()
     above = last_commit.number + COMMITS_PER_FILE
     versions = reversed(_list_versions(location, store.log.version()))
     for commit in filter(None, (_read_commit_id(location, version) for version in versions)):
@@ -121,7 +125,8 @@ def keep_history(store: Store) -> None:
                 changed.add(_first_of(number))
         if kept_ids[file_start].get(commit.number) == commit.id:
             break
-        kept_ids[file_start][commit.number], above = commit.id, commit.number
+        kept_ids[file_start][commit.number] = commit.id
+        above = commit.number
         changed.add(file_start)
     # Write the oldest first: the next run goes back only to the first commit that is already kept,
     # so after a crash no older one may be missing.
@@ -132,7 +137,9 @@ def keep_history(store: Store) -> None:
 def _find_in_log(location: Location, number: int, newest: int) -> CommitId | None:
     """Search the log up to entry `newest` for the commit `number`, or the last one before it."""
     versions = _list_versions(location, newest)
-    low, high, best = 0, len(versions), None
+    low = 0
+    high = len(versions)
+    best = None
     while low < high:
         middle = probe = (low + high) // 2
         commit = None
@@ -141,7 +148,8 @@ def _find_in_log(location: Location, number: int, newest: int) -> CommitId | Non
         if commit is None:
             low = middle + 1
         elif commit.number <= number:
-            best, low = commit, middle + 1
+            best = commit
+            low = middle + 1
         else:
             high = probe
     return best

@@ -273,7 +273,8 @@ def _find_data_file(location: Location) -> str | None:
     for folder in folders:  # The loop appends the folders that it finds.
         directory = location.file(folder) if folder else location.file()
         try:
-            files, names = list(location.list_files(directory)), location.list_folders(directory)
+            files = list(location.list_files(directory))
+            names = location.list_folders(directory)
         except PermissionError:
             if folder in ("", *_EVENT_DIRECTORIES):
                 raise
@@ -348,7 +349,8 @@ def write_entry(
         FileExistsError: there is already an entry of this version; nothing was changed.
         OSError: a file could not be written, or is missing.
     """
-    log, staging = location.file(LOG_FOLDER), location.file("_tseries", "staging")
+    log = location.file(LOG_FOLDER)
+    staging = location.file("_tseries", "staging")
     draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
     try:
         location.write_whole(draft, entry, new=True)
@@ -575,7 +577,8 @@ class Log:
             return self._transactions[name]
         table = self.table  # This may bring the log up to date.
         if self._transactions_version != self._version:
-            self._transactions, self._transactions_version = {}, self._version
+            self._transactions = {}
+            self._transactions_version = self._version
         try:
             self._transactions[name] = table.transaction_version(name)
         except UNREADABLE as error:
@@ -872,7 +875,8 @@ def _version_before_protocol(table: DeltaTable, location: Location) -> int | Non
 
 
 def _delta_action(action: FileAction) -> AddAction | RemoveAction:
-    kind, changes = {"kind": action.kind}, action.changes_rows
+    kind = {"kind": action.kind}
+    changes = action.changes_rows
     if action.statistics is None:
         return RemoveAction(action.path, changes, action.time_ms, action.size, kind)
     return AddAction(action.path, action.size, kind, action.time_ms, changes, action.statistics)

@@ -166,7 +166,8 @@ def unchecked_entries(
         OSError: an entry cannot be read.
     """
     entries: list[Entry] = []
-    version, gone = newest, None
+    version = newest
+    gone = None
     while version > checked:
         try:
             entry = read_entry(location, version)
@@ -294,7 +295,8 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
 
 def _apply_entry(state: _TableState, entry: Entry) -> _TableState:
     gone, new = frozenset(entry.removed), frozenset(entry.added)
-    added, removed = state.added - gone, state.removed | (gone - state.added)
+    added = state.added - gone
+    removed = state.removed | (gone - state.added)
     return _TableState(added | (new - removed), removed - new)
 
 
@@ -355,7 +357,9 @@ def find_readable_log(location: Location, upto: int) -> ReadableLog:
 
     Read entries from the last whole checkpoint on, or from the first entry.
     """
-    names, torn, base = _log_names(location), [], -1
+    names = _log_names(location)
+    torn = []
+    base = -1
     recorded = read_last_checkpoint(location)
     for name in reversed(names):
         if _CHECKPOINT.fullmatch(name) and int(name[:20]) <= upto:

@@ -210,7 +210,8 @@ def adopt_entry(entry: bytes, checked: int, location: str) -> bytes:
     lines = [json.loads(line) for line in entry.splitlines()]
     for line in lines:
         if "commitInfo" in line:
-            info, own_info = line["commitInfo"], NewEntry().info(checked)
+            info = line["commitInfo"]
+            own_info = NewEntry().info(checked)
             info[INFO_KEY] = {**own_info, "lines": len(lines), CHECKSUM_KEY: NO_CHECKSUM}
             if "location" in info.get("operationParameters", {}):
                 info["operationParameters"]["location"] = location

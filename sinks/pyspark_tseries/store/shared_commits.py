@@ -148,7 +148,8 @@ class SharedCommits:
 
     def append(self, batch: Batch, *, synced: bool) -> tuple[AppendedEvent, bool]:
         """Do what `Store.append_event` describes."""
-        thread, caller = threading.get_ident(), _Caller(batch, synced)
+        thread = threading.get_ident()
+        caller = _Caller(batch, synced)
         if thread in self._inside:
             return self._append_alone(caller)
         self._inside.add(thread)
@@ -208,7 +209,8 @@ class SharedCommits:
                 drawn = [leader, *islice(others, MAX_SHARED_EVENTS - 1)]
                 drawn_ids = set(map(id, drawn))
                 still_waiting = [caller for caller in self._waiting if id(caller) not in drawn_ids]
-                shared.callers, self._waiting = drawn, still_waiting
+                shared.callers = drawn
+                self._waiting = still_waiting
         return [caller.batch for caller in shared.callers]
 
     def _leave(self, caller: "_Caller") -> None:

@@ -136,7 +136,8 @@ class Store:
         self._last_snapshot: tuple[Any, Snapshot] | None = None
         self._known_settings: tuple[Any, StoreSettings] | None = None
         self._known_values: tuple[int, Sequence[pa.Field]] | None = None
-        self._host_lock, self.retrying = host_lock, retrying
+        self._host_lock = host_lock
+        self.retrying = retrying
         self._shared = SharedCommits(self.append)
         begin_in_forks(self)
 
@@ -505,7 +506,8 @@ class Store:
                         break
                     return self._try_append(batch, clock, attempts, synced)
             except (DeltaError, OSError) as error:
-                last_error, faults = error, faults + 1
+                last_error = error
+                faults += 1
                 if faults > policy.storage_failures:
                     break
             policy.pause(number)
@@ -642,8 +644,10 @@ class Store:
         Raises:
             DeltaError: a competing commit was first, or has replaced one of `attempt.replaced`.
         """
-        metadata, columns = attempt.index.metadata, attempt.columns
-        commit_ms, changes_rows = metadata.commit_us // 1000, columns is None
+        metadata = attempt.index.metadata
+        columns = attempt.columns
+        commit_ms = metadata.commit_us // 1000
+        changes_rows = columns is None
         widened = {} if columns is None else {COLUMNS_TRANSACTION: metadata.commit}
         entry = NewEntry(
             [

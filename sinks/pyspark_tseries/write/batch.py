@@ -149,7 +149,8 @@ def number_edits(
     present = targets.codes[order[first_rows]]
     names = targets.names.take(pa.array(present))
     before = {name: column[present] for name, column in before.items()}
-    last_sequence, us = before["last_sequence"], np.maximum(before["newest_us"], now_us)
+    last_sequence = before["last_sequence"]
+    us = np.maximum(before["newest_us"], now_us)
     after = {
         "last_sequence": last_sequence + sizes,
         "newest_us": us,
@@ -168,7 +169,8 @@ def number_edits(
 
 
 def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
-    states, codes = index.lookup_all(targets.names.to_pylist()), targets.codes
+    states = index.lookup_all(targets.names.to_pylist())
+    codes = targets.codes
     last_sequence = states["last_sequence"]
     low, low_us = min_retained(retained, last_sequence, states["original_us"], states)
     is_editable = targets.us != NEVER_US
@@ -232,7 +234,8 @@ def find_originals(
     """
     names, codes = encode_values(series)
     sequences = sequence.to_numpy(zero_copy_only=False)
-    distinct, bounds = names.to_pylist(), (int(sequences.min()), int(sequences.max()))
+    distinct = names.to_pylist()
+    bounds = (int(sequences.min()), int(sequences.max()))
     data = [file for file in files if file.kind == "event"]
     row_filter = RowFilter(distinct, sequences=bounds)
     is_named = pc.field("sequence").isin(pa.array(np.unique(sequences)))
@@ -532,8 +535,10 @@ class _Commit:
     """
 
     def __init__(self, batch: Batch, context: CommitContext) -> None:
-        self._batch, self._context = batch, context
-        self._location, self._index = context.location, context.index
+        self._batch = batch
+        self._context = context
+        self._location = context.location
+        self._index = context.index
         self.paths: list[str] = []
         self._numbered: list[NumberedRows] = []
         principal = batch.author if batch.principal is None else batch.principal
@@ -585,7 +590,8 @@ class _Commit:
         results = [self._write_group(number, group) for number, group in enumerate(self._groups)]
         appended = sum_results(results)
         files = [result.file for result in results if result.file is not None]
-        metadata, change = add_counts(self._metadata, appended.counts), appended.change
+        metadata = add_counts(self._metadata, appended.counts)
+        change = appended.change
         appends = batch.registers_writer or bool(files)
         if context.snapshot is not None and batch.has_edits:
             edited, file = self._write_edits(context.snapshot, change, files)
@@ -636,7 +642,8 @@ class _Commit:
 
     def _confirm_optimistic(self) -> OptimisticNumber | None:
         """Return the tasks' optimistic number if it is that of this commit; else None."""
-        context, last_commit = self._context, self._index.metadata
+        context = self._context
+        last_commit = self._index.metadata
         numbers = (task.optimistic for task in self._batch.tasks if task.optimistic is not None)
         optimistic = next(numbers, None)
         if optimistic is None:
@@ -652,7 +659,8 @@ class _Commit:
 
     def _is_published(self, group: Sequence[TaskOutput]) -> bool:
         """Return whether the commit publishes a group, one task's file, unchanged."""
-        output, future = group[0], self._future
+        output = group[0]
+        future = self._future
         if len(group) > 1 or output.file is None or self._optimistic != output.optimistic:
             # Its events are merged with those of other tasks, or numbered here.
             return False
@@ -663,7 +671,8 @@ class _Commit:
         return to_data_file(output.file, 0).max_us <= future.last_us
 
     def _write_group(self, number: int, group: Sequence[TaskOutput]) -> WriteResult:
-        path, schema = self._path("event", number), self._batch.rows.schema
+        path = self._path("event", number)
+        schema = self._batch.rows.schema
         if self._is_published(group):
             file, series = group[0].file, group[0].series
             assert file is not None
@@ -705,7 +714,8 @@ class _Commit:
         sorter: SpillSorter | None = None
         for output in group:
             if output.inline is None and sorter is not None:
-                chunks, sorter = chunks + sorter.spill(), None
+                chunks = chunks + sorter.spill()
+                sorter = None
             chunks += output.chunks
             for rows in self._inline_batches(output):
                 sorter = sorter or SpillSorter(

@@ -260,7 +260,8 @@ def number_event(
         "first_us": min(before["first_us"], us) if sequence else us,
         "edits": before["edits"],
     }
-    row, row_zero = OneSeries(series, after), np.zeros(1, np.int64)
+    row = OneSeries(series, after)
+    row_zero = np.zeros(1, np.int64)
     change = row.to_table()
     names = change["series"].chunk(0)
     numbers = np.array([sequence]), np.array([us])
@@ -408,7 +409,8 @@ def _assign_sequences(
 def _check_assigned(us: Int64Array, names: pa.Array, codes: Int64Array, cti_us: int) -> None:
     """Raise an error if a row got no timestamp, or one before the store's CTI."""
     row = int(np.argmin(us))
-    series, earliest_us = names[int(codes[row])].as_py(), int(us[row])
+    series = names[int(codes[row])].as_py()
+    earliest_us = int(us[row])
     if earliest_us == NEVER_US:
         raise _missing_timestamp_error(series)
     if earliest_us < cti_us:
@@ -444,7 +446,8 @@ def _apply_late_policy(
     late = np.flatnonzero(is_late)
     if not len(late):
         return Counts()
-    row, code = int(late[0]), int(rows.codes[late[0]])
+    row = int(late[0])
+    code = int(rows.codes[late[0]])
     newest_us = int(before["original_us"][code])
     example: dict[str, Any] = {
         "series": rows.names[code].as_py(),

@@ -48,7 +48,9 @@ class TempPaths:
     """Unique paths in the staging directory."""
 
     def __init__(self, location: Location, unique_name: str) -> None:
-        self._location, self._unique_name, self._number = location, unique_name, count()
+        self._location = location
+        self._unique_name = unique_name
+        self._number = count()
         self._paths: list[str] = []
 
     def new_path(self, suffix: str = "arrow") -> str:
@@ -76,7 +78,9 @@ class SpillSorter:
     """Sorts rows with the columns `RowPlan.staged`, without edits, into chunks."""
 
     def __init__(self, location: Location, temp_paths: TempPaths, budget: int) -> None:
-        self._location, self._temp_paths, self._budget = location, temp_paths, budget
+        self._location = location
+        self._temp_paths = temp_paths
+        self._budget = budget
         self._buffered: list[pa.RecordBatch] = []
         self._size = 0
         self._chunk_stats: list[_ChunkStats] = []
@@ -98,7 +102,8 @@ class SpillSorter:
         if not any(batch.num_rows for batch in self._buffered):
             return self.chunks
         rows = self.buffered()
-        self._buffered, self._size = [], 0
+        self._buffered = []
+        self._size = 0
         order, names, codes, us = sort_rows(*_sort_columns(rows))
         first_rows, _ = find_number_runs(codes)
         self._chunk_stats.append(_ChunkStats(names, us[first_rows], bool((us == UNTIMED).any())))
@@ -449,7 +454,8 @@ class _LargeTask:
     ) -> TaskOutput:
         sorter = SpillSorter(self.location, self.names, self.memory)
         for batch in batches:
-            self.rows, self.size = self.rows + batch.num_rows, self.size + batch.nbytes
+            self.rows += batch.num_rows
+            self.size += batch.nbytes
             appends, edits = split_edits(batch)
             sorter.add(appends)
             if edits is not None:
