@@ -124,7 +124,8 @@ def _format_partitions(results: Sequence[DelayResult], width: int) -> list[str]:
         return []
     partitions = sorted(clocks, key=lambda partition: (-clocks[partition].flagged, partition))
     several = len({partition.topic for partition in clocks}) > 1
-    rows = [["late by partition", *map(_format_short_delay, results)]]
+    delays = (shorten_duration(result.delay_us) if result.delay_us else "0 s" for result in results)
+    rows = [["late by partition", *delays]]
     for partition in partitions[:_MAX_PARTITIONS]:
         cells = (f"{result.partitions[partition].flagged:,}" for result in results)
         rows.append(
@@ -198,10 +199,6 @@ def _format_choice(title: str, result: DelayResult, options: Mapping[str, str]) 
 
 def _format_delay(result: DelayResult) -> str:
     return format_duration(result.delay_us) if result.delay_us else "0 seconds"
-
-
-def _format_short_delay(result: DelayResult) -> str:
-    return shorten_duration(result.delay_us) if result.delay_us else "0 s"
 
 
 def _format_share(share: float) -> str:

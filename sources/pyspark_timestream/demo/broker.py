@@ -234,7 +234,9 @@ class KafkaProcess:
         properties = list_broker_properties(self.bootstrap, self.bootstrap, voter, voter)
         properties["log.dirs"] = str(directory / "data")
         try:
-            self._format(properties, _random_id())
+            # With the first bit set the id might begin with a dash, as Kafka's options do.
+            id_bytes = bytes([secrets.randbelow(128)]) + secrets.token_bytes(15)
+            self._format(properties, urlsafe_b64encode(id_bytes).decode().rstrip("="))
         except BaseException:
             self.close()
             raise
@@ -302,12 +304,6 @@ class KafkaProcess:
         if self._process is None or self._process.poll() is None:
             return None
         return self._log.read_text(errors="replace")[-4000:]
-
-
-def _random_id() -> str:
-    # With the first bit set the id might begin with a dash, and Kafka's tool would read an option.
-    first_byte = bytes([secrets.randbelow(128)])
-    return urlsafe_b64encode(first_byte + secrets.token_bytes(15)).decode().rstrip("=")
 
 
 _READY_TIMEOUT_S: Final = 90.0

@@ -75,7 +75,9 @@ def advance_time(
     """
     if releases not in _RELEASE_MODES:
         raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
-    keep_ms = _parse_keep(keep)
+    accepts = "a duration of 0 or more, such as '10 minutes'"
+    # Rounded up to Spark's unit.
+    keep_ms = -(-read_duration("keep", keep, accepts, at_most_us=FINAL_US) // 1_000)
     check_time_columns(df, event_time)
     _check_session(df)
     df = keep_cti_rows(df)
@@ -98,12 +100,6 @@ def advance_time(
     return data.select(
         *[marked if name == event_time else quote_name(name) for name in data_columns]
     )
-
-
-def _parse_keep(keep: str) -> int:
-    """Return the duration in milliseconds, Spark's unit, rounded up."""
-    accepts = "a duration of 0 or more, such as '10 minutes'"
-    return -(-read_duration("keep", keep, accepts, at_most_us=FINAL_US) // 1_000)
 
 
 def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:

@@ -9,7 +9,6 @@ subject is asked for each time.
 """
 
 import base64
-import logging
 import re
 import socket
 import ssl
@@ -39,8 +38,6 @@ from pyspark_timestream.kafka.schemas import (
     RegisteredSchema,
     SchemaReference,
 )
-
-_LOG: Final = logging.getLogger(__name__)
 
 _MAX_ANSWER: Final = 200
 _URL: Final = "'schemaRegistry.url'"

@@ -441,7 +441,11 @@ def _list_columns(sample: TopicSample, options: KafkaOptions, side: Side) -> Col
         columns = list_columns(infer_json([object_ for object_ in objects if object_ is not None]))
     else:
         columns = list_columns(read_struct(rules.format, options.readers[side]))
-    fields = [field for field in columns.fields if _is_readable(options, rules, field)]
+    fields = [
+        field
+        for field in columns.fields
+        if is_accepted(check_fields, options, rules, RequestedFields(pa.schema([field])))
+    ]
     left_out = max(len(fields) - _MAX_COLUMNS, 0)
     return columns._replace(fields=pa.schema(fields[:_MAX_COLUMNS]), omitted=left_out)
 
@@ -452,10 +456,6 @@ def _list_bodies(sample: TopicSample, rules: PayloadRules) -> list[bytes | None]
         payloads = split_value_frames(payloads).bodies
     bodies: list[bytes | None] = payloads.to_pylist()
     return bodies
-
-
-def _is_readable(options: KafkaOptions, rules: PayloadRules, field: pa.Field) -> bool:
-    return is_accepted(check_fields, options, rules, RequestedFields(pa.schema([field])))
 
 
 def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:
@@ -504,7 +504,8 @@ class TopicReport:
 def examine(sample: TopicSample, user_options: Mapping[str, str]) -> TopicReport:
     """Examine a sample; all options that the user gave, by their declared names, are kept."""
     payloads = [Payloads(side, sample.payloads(side), sample.headers()) for side in SIDES]
-    registry = _find_registry(user_options)
+    settings = read_registry_settings({name.lower(): text for name, text in user_options.items()})
+    registry = SchemaRegistry(settings) if settings else None
     answers_of = {
         payload.side: ask_registry(
             registry, list_schema_ids(payload), user_options.get(f"{payload.side}Subject")
@@ -536,11 +537,6 @@ def examine(sample: TopicSample, user_options: Mapping[str, str]) -> TopicReport
         notes.append(str(error))
         report = _read_sample(usable, _plan_reading(usable, user_options, {}, None))
     return replace(report, sample=sample, detections=tuple(detections.values()), notes=tuple(notes))
-
-
-def _find_registry(user_options: Mapping[str, str]) -> SchemaRegistry | None:
-    settings = read_registry_settings({name.lower(): text for name, text in user_options.items()})
-    return SchemaRegistry(settings) if settings else None
 
 
 def _blank_unusable(sample: TopicSample, detections: Iterable[Detection]) -> TopicSample:

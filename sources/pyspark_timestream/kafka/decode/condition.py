@@ -409,7 +409,9 @@ def _find_field(data_type: pa.DataType, name: str) -> int | None:
 
 def _make_value(node: Constant) -> _Value:
     if node.kind == "decimal":
-        return _Value(node.value, _decimal_of(node.value))
+        _, digits, exponent = node.value.as_tuple()
+        assert isinstance(exponent, int)
+        return _Value(node.value, pa.decimal128(max(len(digits), -exponent), -exponent))
     if node.kind in ("date", "timestamp", "timestamp_ntz"):
         data_types = {
             "date": pa.date32(),
@@ -418,12 +420,6 @@ def _make_value(node: Constant) -> _Value:
         }
         return _read_time(node.value, data_types[node.kind])
     return _Value(node.value, _LITERALS[node.kind])
-
-
-def _decimal_of(value: Decimal) -> pa.DataType:
-    exponent = value.as_tuple().exponent
-    assert isinstance(exponent, int)
-    return pa.decimal128(max(len(value.as_tuple().digits), -exponent), -exponent)
 
 
 _DATE: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"

@@ -113,16 +113,12 @@ def build_repeated(
             absent[owners[child.bad & to_mask(child.column.is_null())]] = True
     nulls = pa.array(absent) if absent.any() else None
     columns = [child.column for child in children]
-    if pa.types.is_map(target):
-        columns[0] = _fill_keys(columns[0])
+    if pa.types.is_map(target) and columns[0].null_count:
+        # Arrow refuses null keys even in a map that is null.
+        key_type = columns[0].type
+        filler = pa.scalar("" if pa.types.is_string(key_type) else 0, key_type)
+        columns[0] = pc.fill_null(columns[0], filler)
     return Converted(build_nested(target, columns, lengths, nulls), bad)
-
-
-def _fill_keys(keys: pa.Array) -> pa.Array:
-    """Fill null keys, because Arrow refuses them even in a map that is null."""
-    if not keys.null_count:
-        return keys
-    return pc.fill_null(keys, pa.scalar("" if pa.types.is_string(keys.type) else 0, keys.type))
 
 
 def keep(column: pa.Array, bad: Mask | None = None) -> Converted:

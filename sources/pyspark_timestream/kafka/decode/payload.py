@@ -458,7 +458,12 @@ def _build_dead_letter(projection: Projection, name: str, processed: ProcessedBl
         )
         return pc.if_else(malformed, ids, None)
     column = pc.if_else(malformed, _require(processed.block.values), None)
-    return _decode_texts(column) if pa.types.is_string(data_type) else column
+    if not pa.types.is_string(data_type):
+        return column
+    # Invalid UTF-8 becomes U+FFFD, since readers refuse a column that holds it.
+    contents = column.to_pylist()
+    texts = [None if value is None else value.decode(errors="replace") for value in contents]
+    return pa.array(texts, pa.string())
 
 
 def _name_reasons(reasons: Reasons | None, rows: int) -> pa.Array:
@@ -467,13 +472,6 @@ def _name_reasons(reasons: Reasons | None, rows: int) -> pa.Array:
         return pa.nulls(rows, pa.string())
     # Not a module constant: Arrow would load pandas for it, even in the driver.
     return pa.array([None, *RECORD_REASONS[1:]], pa.string()).take(pa.array(reasons))
-
-
-def _decode_texts(values: pa.Array) -> pa.Array:
-    """Decode values; invalid UTF-8 becomes U+FFFD, since readers refuse a column that holds it."""
-    contents = values.to_pylist()
-    texts = [None if value is None else value.decode(errors="replace") for value in contents]
-    return pa.array(texts, pa.string())
 
 
 def _build_metadata(name: str, processed: ProcessedBlock) -> pa.Array:

@@ -629,10 +629,6 @@ def check_stream_offset(
         obstacle = find_obstacle(name, stored, settings, change_from)
         return obstacle and f", since 'changeFrom' {obstacle},"
 
-    check_offset(offset, settings, _pinned_names(topic_settings or {}), advise)
-
-
-def _pinned_names(topic_settings: Mapping[str, str]) -> set[str]:
-    """Return the pinned names for `topic_settings`; a preset is pinned as the options it sets."""
-    preset = ("ctiFrequency", "ctiDelay") if "advanceTime" in topic_settings else ()
-    return {*topic_settings, *preset}
+    # A preset is pinned as the options it sets.
+    preset = ("ctiFrequency", "ctiDelay") if "advanceTime" in (topic_settings or {}) else ()
+    check_offset(offset, settings, {*(topic_settings or {}), *preset}, advise)

@@ -68,12 +68,11 @@ class _MinusZero(int):
 _MINUS_ZERO: Final = _MinusZero()
 
 
-def _parse_integer(digits: str) -> int:
-    """Parse an integer; ValueError if it has too many digits."""
-    return _MINUS_ZERO if digits == "-0" else int(digits)
-
-
-_DECODER: Final = json.JSONDecoder(parse_float=_ExactFloat, parse_int=_parse_integer)
+_DECODER: Final = json.JSONDecoder(
+    parse_float=_ExactFloat,
+    # Raises a ValueError if there are too many digits.
+    parse_int=lambda digits: _MINUS_ZERO if digits == "-0" else int(digits),
+)
 
 
 def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBlock:
