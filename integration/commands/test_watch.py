@@ -307,6 +307,6 @@ def test_a_chain_through_a_store_to_a_topic_is_drawn_with_the_distance_of_each_h
     with watching("--store", str(store), *map(str, checkpoints)) as address:
         page = browser.new_page(viewport=WIDE)
         page.goto(address)
-        page.wait_for_selector("svg.chain", timeout=60_000)
+        page.wait_for_selector("ol.chain", timeout=60_000)
         check_looks(page, "chain")
         page.close()

@@ -355,7 +355,7 @@ def format_text(
     if chain is not None:
         lines += [
             "",
-            *(line for hop in chain.hops for line in _wrap(chain.describe_hop(hop), width)),
+            *(line for hop in chain.hops for line in _wrap(hop.describe(), width)),
         ]
     for view in views:
         lines += ["", *_describe_query(view, now_us, width)]
@@ -444,7 +444,11 @@ def _wrap(text: str, width: int) -> list[str]:
 def to_json(views: Sequence[QueryView], stores: Sequence[ChainStore] = ()) -> list[dict[str, Any]]:
     """Return what is shown as plain values; times are microseconds since 1970."""
     chain = build_chain(views, stores)
-    hops = [] if chain is None else [[*chain.name_hop(hop), hop.behind_us] for hop in chain.hops]
+    hops = (
+        []
+        if chain is None
+        else [[*hop.source[:2], *hop.target[:2], hop.behind_us] for hop in chain.hops]
+    )
     return [
         {
             "query": view.name,

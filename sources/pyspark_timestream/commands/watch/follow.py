@@ -653,37 +653,32 @@ class ChainNode(NamedTuple):
     kind: str
     name: str
     cti_us: int | None
-    level: int = 0
     trouble: str = ""
+    level: int = 0
 
 
 class Hop(NamedTuple):
-    """A hop between two nodes, by their indexes; `behind_us` is None if a clock is not known."""
+    """A hop from one node to the next; `behind_us` is None if a clock is not known."""
 
-    source: int
-    target: int
+    source: ChainNode
+    target: ChainNode
     behind_us: int | None
+
+    def describe(self) -> str:
+        """Say in words how far the hop is behind."""
+        behind = "unknown"
+        if self.behind_us is not None:
+            behind = f"{shorten_duration(self.behind_us)} behind" if self.behind_us else "level"
+        source, target = self.source, self.target
+        return f"{source.kind} {source.name} to {target.kind} {target.name}: {behind}"
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The nodes, each with its level, and the hops between them."""
+    """The nodes, level by level, and the hops between them in the same order."""
 
     nodes: tuple[ChainNode, ...]
     hops: tuple[Hop, ...]
-
-    def name_hop(self, hop: Hop) -> tuple[str, str, str, str]:
-        """Return the kind and name of both ends."""
-        source, target = self.nodes[hop.source], self.nodes[hop.target]
-        return source.kind, source.name, target.kind, target.name
-
-    def describe_hop(self, hop: Hop) -> str:
-        """Say in words how far the hop is behind."""
-        source, target = self.nodes[hop.source], self.nodes[hop.target]
-        far = "unknown"
-        if hop.behind_us is not None:
-            far = f"{shorten_duration(hop.behind_us)} behind" if hop.behind_us else "level"
-        return f"{source.kind} {source.name} to {target.kind} {target.name}: {far}"
 
 
 _Key = tuple[str, str]
@@ -698,12 +693,11 @@ def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Cha
     """Return the chain of these queries; None if it has only the topics that they read."""
     if not stores and all(view.links == QueryLinks() for view in views):
         return None
-    nodes: _Nodes = {}
+    nodes: _Nodes = {
+        ("store", store.id): ChainNode("store", store.location, store.cti_us, store.trouble)
+        for store in stores
+    }
     hops: _Hops = {}
-    for store in stores:
-        nodes["store", store.id] = ChainNode(
-            "store", store.location, store.cti_us, 0, store.trouble
-        )
     ids = {store.location: store.id for store in stores} | {
         view.links.store[1]: view.links.store[0] for view in views if view.links.store
     }
@@ -766,27 +760,17 @@ def _arrange(nodes: _Nodes, hops: _Hops) -> Chain:
     for _ in nodes:  # A circle ends as well: no level is higher than the number of nodes.
         for source, target in hops:
             levels[target] = min(max(levels[target], levels[source] + 1), len(nodes))
-    ordered: list[_Key] = []
-    for level in sorted(set(levels.values())):
-        ordered += _order_level([key for key in nodes if levels[key] == level], ordered, hops)
-    indexes = {key: index for index, key in enumerate(ordered)}
-    chain_hops = [
-        Hop(indexes[source], indexes[target], _measure_hop(nodes[source].cti_us, reached_us))
-        for (source, target), reached_us in hops.items()
+    placed = {
+        key: nodes[key]._replace(level=levels[key]) for key in sorted(nodes, key=levels.__getitem__)
+    }
+    order = {key: place for place, key in enumerate(placed)}
+    arranged = [
+        Hop(
+            placed[source], placed[target], _measure_hop(nodes[source].cti_us, hops[source, target])
+        )
+        for source, target in sorted(hops, key=lambda ends: (order[ends[0]], order[ends[1]]))
     ]
-    return Chain(
-        tuple(nodes[key]._replace(level=levels[key]) for key in ordered), tuple(sorted(chain_hops))
-    )
-
-
-def _order_level(keys: Sequence[_Key], before: Sequence[_Key], hops: _Hops) -> list[_Key]:
-    """Order the nodes of a level by their sources' middle, so that few lines cross."""
-    middles: dict[_Key, float] = {}
-    for key in keys:
-        # In a circle a source may come later.
-        rows = [before.index(source) for source, end in hops if end == key and source in before]
-        middles[key] = sum(rows) / max(len(rows), 1)
-    return sorted(keys, key=lambda key: (middles[key], key))
+    return Chain(tuple(placed.values()), tuple(arranged))
 
 
 def _measure_hop(ahead_us: int | None, reached_us: int | None) -> int | None:

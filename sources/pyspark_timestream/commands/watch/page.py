@@ -4,13 +4,14 @@
 come from topics and records, so everything is escaped, and no section has a script or an inline
 style. A time that grows older has the attribute `data-age-us`, and the page's script counts it up.
 
-The first section draws the chain of the queries (`follow.Chain`).
+The first section shows the chain of the queries (`follow.Chain`).
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Final, NamedTuple
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
 from urllib.parse import quote
 
 from pyspark_timestream.commands.explanation import (
@@ -43,7 +44,6 @@ from pyspark_timestream.report import (
     TimeScale,
     age_html,
     begin_sentence,
-    cut_text,
     draw_lane,
     format_count,
     format_time,
@@ -55,169 +55,43 @@ from pyspark_timestream.serving import render_html
 
 # -- the chain -------------------------------------------------------------------------------------
 
-_LETTERS: Final = 19
-
 
 def render_chain(chain: Chain) -> str:
-    """Return the section of a chain: a picture, one that runs down for phones, and a list."""
+    """Return the section of a chain: its levels side by side, or one below another on a phone."""
     trouble = _render_notes(f"{node.name}: {node.trouble}" for node in chain.nodes if node.trouble)
-    hops = "".join(f"<li>{to_html(chain.describe_hop(hop))}</li>" for hop in chain.hops)
+    levels = "".join(
+        f"<li>{''.join(_render_node(node, chain.hops) for node in nodes)}</li>"
+        for _, nodes in groupby(chain.nodes, attrgetter("level"))
+    )
     return (
         "<header><h2>Chain</h2></header>"
-        f'<div class="lanes scroll" tabindex="0" role="region" aria-label="chain" data-key="chain">'
-        f"{_draw(chain, _WIDE)}{_draw(chain, _DOWN)}</div>{trouble}"
-        f'<details data-key="hops"><summary>the same as a list</summary><ul>{hops}</ul></details>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="chain" data-key="chain">'
+        f'<ol class="chain">{levels}</ol></div>{trouble}'
     )
 
 
-class _ChainLayout(NamedTuple):
-    """How a chain is laid out.
-
-    Sizes and points are pairs: along the hops, and across them; `_turn` makes them x and y.
-    """
-
-    is_down: bool
-    box: tuple[int, int]
-    gap: tuple[int, int]
-    lane: int
-    """The space for a hop that goes around other boxes."""
-
-
-_WIDE: Final = _ChainLayout(False, (164, 66), (70, 18), 24)
-"""Four hops fit a page of 1280 pixels."""
-
-_DOWN: Final = _ChainLayout(True, (66, 158), (44, 12), 56)
-"""Two boxes fit side by side on a phone."""
-
-_Point = tuple[int, int]
-
-_MARGIN: Final = 4
-_TURN: Final = 10
-"""How far before and after a box a line around others turns."""
-
-
-def _draw(chain: Chain, layout: _ChainLayout) -> str:
-    along, across = layout.box
-    corners = _place_boxes(chain, layout)
-    boxes_edge = max(corner[1] for corner in corners) - _MARGIN + across + layout.gap[1]
-    lines, edge = _route_hops(chain, layout, corners, boxes_edge)
-    length = max(corner[0] for corner in corners) + along + _MARGIN
-    length += 12 if edge > boxes_edge else 0
-    width, height = _turn((length, edge + 8), layout)
-    label_points = _place_labels(lines, layout)
-    shapes = [
-        svg(
-            "path",
-            "",
-            d="M" + "L".join(f"{x} {y}" for x, y in (_turn(point, layout) for point in line)),
-        )
-        for line in lines
-    ]
-    shapes += [
-        _draw_distance(chain, hop, label_point)
-        for hop, label_point in zip(chain.hops, label_points, strict=True)
-    ]
-    size = _turn(layout.box, layout)
-    nodes = zip(chain.nodes, corners, strict=True)
-    shapes += [_draw_node(node, _turn(corner, layout), size) for node, corner in nodes]
-    title = svg("title", "topics, queries and stores, and how far each hop is behind")
-    return svg(
-        "svg", "", title, *shapes, class_=f"chain {'down' if layout.is_down else 'wide'}",
-        role="img", viewBox=f"0 0 {width} {height}", width=width, height=height,
-    )  # fmt: skip
-
-
-def _place_boxes(chain: Chain, layout: _ChainLayout) -> list[_Point]:
-    """Return the first corner of each node's box; a level's boxes stand side by side."""
-    (along, across), (level_gap, row_gap) = layout.box, layout.gap
-    placed: Counter[int] = Counter()
-    corners = []
-    for node in chain.nodes:
-        level, row = node.level, placed[node.level]
-        corners.append((_MARGIN + level * (along + level_gap), _MARGIN + row * (across + row_gap)))
-        placed[level] += 1
-    return corners
-
-
-def _route_hops(
-    chain: Chain, layout: _ChainLayout, corners: Sequence[_Point], boxes_edge: int
-) -> tuple[list[tuple[_Point, ...]], int]:
-    """Return the line of each hop, and the edge of all lines across the hops."""
-    (along, across), edge = layout.box, boxes_edge
-    lines: list[tuple[_Point, ...]] = []
-    for hop in chain.hops:
-        start = corners[hop.source][0] + along, corners[hop.source][1] + across // 2
-        end = corners[hop.target][0], corners[hop.target][1] + across // 2
-        if end[0] - start[0] == layout.gap[0]:
-            lines.append((start, end))
-            continue
-        # Go around the boxes between, on a lane of its own.
-        turns, lane = (start[0] + _TURN, end[0] - _TURN), edge + 8
-        around = (turns[0], start[1]), (turns[0], lane), (turns[1], lane), (turns[1], end[1])
-        lines.append((start, *around, end))
-        edge += layout.lane
-    return lines, edge
-
-
-def _turn(point: _Point, layout: _ChainLayout) -> _Point:
-    return (point[1], point[0]) if layout.is_down else point
-
-
-def _place_labels(lines: Sequence[tuple[_Point, ...]], layout: _ChainLayout) -> list[_Point]:
-    """Return a point on each hop's line for its distance, away from those of other hops."""
-    placed: list[_Point] = []
-    for line in lines:
-        # A line around boxes has its label on the lane.
-        start, end = line if len(line) == 2 else line[2:4]
-        is_level = start[1] == end[1]
-        spots = [
-            _turn((_between(start[0], end[0], share), _between(start[1], end[1], share)), layout)
-            for share in ((0.5, 0.3, 0.7) if is_level else (0.75, 0.25, 0.5, 0.65, 0.35))
-        ]
-        free = (spot for spot in spots if not any(_overlap(spot, other) for other in placed))
-        placed.append(next(free, spots[0]))
-    return placed
-
-
-def _between(start: int, end: int, share: float) -> int:
-    return round(start + (end - start) * share)
-
-
-def _overlap(one: _Point, other: _Point) -> bool:
-    """Return whether labels at two points would overlap."""
-    width, height = _LABEL
-    return abs(one[0] - other[0]) < width and abs(one[1] - other[1]) < height
-
-
-_LABEL: Final = (46, 16)
-"""The width and height of a distance's label."""
-
-
-def _draw_node(node: ChainNode, corner: tuple[int, int], size: tuple[int, int]) -> str:
-    (x, y), (width, height) = corner, size
-    name = node.name if len(node.name) <= _LETTERS else f"…{node.name[1 - _LETTERS :]}"
+def _render_node(node: ChainNode, hops: Iterable[Hop]) -> str:
+    """Return the box of a node; it says how far the node is behind each of its sources."""
     clock = "newest event" if node.kind == "topic" else "CTI"
     time = "none" if node.cti_us is None else format_time(node.cti_us)[:19]
     if node.cti_us is not None and node.cti_us >= FINAL_US:
         time = "final"
-    return svg(
-        "svg", "",
-        svg("title", f"{node.kind} {node.name}, {clock} {format_time(node.cti_us)}"),
-        svg("rect", "", x=1, y=1, width=width - 2, height=height - 2, rx=8),
-        svg("text", f"{node.kind}, {clock}", x=9, y=18, class_="time"),
-        svg("text", cut_text(name, _LETTERS), x=9, y=36),
-        svg("text", time, x=9, y=55, class_="time"),
-        class_=node.kind, x=x, y=y, width=width, height=height,
-    )  # fmt: skip
+    distances = "".join(
+        f'<p class="hop">{_tell_distance(hop.behind_us)} '
+        f"{to_html(f'{hop.source.kind} {hop.source.name}')}</p>"
+        for hop in hops
+        if hop.target is node
+    )
+    return (
+        f'<div class="{node.kind}"><small>{node.kind}, {clock}</small><b>{to_html(node.name)}</b>'
+        f"<small>{time}</small>{distances}</div>"
+    )
 
 
-def _draw_distance(chain: Chain, hop: Hop, center: tuple[int, int]) -> str:
-    far = "?" if hop.behind_us is None else shorten_duration(hop.behind_us)
-    far = "level" if hop.behind_us == 0 else far
-    (x, y), width = center, 8 * len(far) + 4
-    ground = svg("rect", "", x=x - width // 2, y=y - 8, width=width, height=16)
-    label = svg("text", far, x=x, y=y + 4, text_anchor="middle")
-    return svg("g", "", svg("title", chain.describe_hop(hop)), ground, label, class_="hop")
+def _tell_distance(behind_us: int | None) -> str:
+    if behind_us == 0:
+        return "<b>level</b> with"
+    return f"<b>{'?' if behind_us is None else shorten_duration(behind_us)}</b> behind"
 
 
 MAX_LANES: Final = 50
