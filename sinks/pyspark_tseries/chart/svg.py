@@ -95,11 +95,11 @@ def draw_svg(
             body += _draw_lines(panel, layout, top, bottom, link)
     body += _draw_times(layout) if figure.panels else _draw_nothing(layout)
     body += _draw_notes(layout)
-    return _put_in_frame(figure, layout, theme, link is None, "".join(body))
+    return _put_in_frame(figure, layout, theme, "".join(body), is_alone=link is None)
 
 
 def _put_in_frame(
-    figure: Figure, layout: "_Layout", theme: str | None, is_alone: bool, body: str
+    figure: Figure, layout: "_Layout", theme: str | None, body: str, *, is_alone: bool
 ) -> str:
     name = figure.title or "Chart"
     columns = ", ".join(panel.title for panel in figure.panels)
@@ -569,7 +569,7 @@ def _draw_states(panel: Panel, layout: _Layout, top: float) -> Iterator[str]:
             fill = colours.get(span.state)
             if panel.is_boolean and span.state != SEVERAL:
                 fill = choose_colour(track.position)
-            yield from _draw_span(span, fill, panel.is_boolean, layout, y)
+            yield from _draw_span(span, fill, layout, y, is_boolean=panel.is_boolean)
 
 
 def _draw_legend_line(
@@ -586,7 +586,7 @@ def _draw_legend_line(
 
 
 def _draw_span(
-    span: Span, fill: str | None, is_boolean: bool, layout: _Layout, y: float
+    span: Span, fill: str | None, layout: _Layout, y: float, *, is_boolean: bool
 ) -> Iterator[str]:
     """Draw a state, in grey if it has no colour."""
     ends = layout.x(np.array([span.start, span.end], np.int64))

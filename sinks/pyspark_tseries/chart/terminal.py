@@ -241,13 +241,13 @@ def _draw_states(
     bar = "|" if style.is_ascii else "\N{BOX DRAWINGS LIGHT VERTICAL}"
     for track in panel.tracks:
         name = cut_text(style.text(track.name), min(label_width, _MAX_LABEL))
-        cells = _draw_spans(track, times, style, columns, panel.is_boolean)
+        cells = _draw_spans(track, times, style, columns, is_boolean=panel.is_boolean)
         coloured = _add_colour(cells, track.position, style)
         yield f"{pad(name, label_width, to_right=True)} {bar}{coloured}"
 
 
 def _draw_spans(
-    track: StateTrack, times: TimeAxis, style: Style, columns: int, is_boolean: bool
+    track: StateTrack, times: TimeAxis, style: Style, columns: int, *, is_boolean: bool
 ) -> str:
     true, false, several, dash = "#_?-" if style.is_ascii else "█▁▒─"
     cells = [" "] * columns

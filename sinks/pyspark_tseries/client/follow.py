@@ -132,7 +132,7 @@ class Follower:
         snapshot = store.snapshot()
         self._values = snapshot.values
         self._gives_values = values
-        initial = _parse_start(start, starts, snapshot, values)
+        initial = _parse_start(start, starts, snapshot, values=values)
         saved = None
         if position is not None:
             saved, saved_choice, initial = _parse_position(position)
@@ -307,7 +307,7 @@ def _check_store(values: list[pa.Field], author: str, snapshot: Snapshot) -> Non
 
 
 def _parse_start(
-    start: str | None, starts: Mapping[str, int] | None, snapshot: Snapshot, values: bool
+    start: str | None, starts: Mapping[str, int] | None, snapshot: Snapshot, *, values: bool
 ) -> InitialEvents:
     if start is None:
         is_live = values or starts is not None

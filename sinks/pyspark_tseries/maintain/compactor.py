@@ -518,7 +518,7 @@ class SmallFiles:
             footer = Footer(*read_footer(source, file.size))
             names = [name for name in self._columns if name in footer.names]
             columns = OpenFile(location, source, footer).columns(
-                range(footer.group_count), names, False
+                range(footer.group_count), names, threads=False
             )
         table = pa.table(columns)
         self.distinct_texts.update(

@@ -333,16 +333,19 @@ def unstorable_type_error(
     )
 
 
-def _value_type(column: pa.Field, data_type: pa.DataType, in_map: bool = False) -> pa.DataType:
+def _value_type(column: pa.Field, data_type: pa.DataType, *, in_map: bool = False) -> pa.DataType:
     types = pa.types
     if is_any_list(data_type):
-        return pa.list_(pa.field("element", _value_type(column, data_type.value_type, in_map)))
+        item = _value_type(column, data_type.value_type, in_map=in_map)
+        return pa.list_(pa.field("element", item))
     if types.is_map(data_type):
-        item = _value_type(column, data_type.item_type, True)
-        return pa.map_(_value_type(column, data_type.key_type, True), item)
+        item = _value_type(column, data_type.item_type, in_map=True)
+        return pa.map_(_value_type(column, data_type.key_type, in_map=True), item)
     if types.is_struct(data_type):
         _check_struct(column, data_type)
-        return pa.struct([pa.field(f.name, _value_type(column, f.type, in_map)) for f in data_type])
+        return pa.struct(
+            [pa.field(f.name, _value_type(column, f.type, in_map=in_map)) for f in data_type]
+        )
     if in_map and data_type == pa.timestamp("us"):
         # This type needs a table feature. deltalake does not look for it inside maps, so it would
         # not enable the feature, and no reader could open the table.

@@ -235,9 +235,9 @@ class _Question:
                 # Another thread may have read them in the meantime.
                 match = self._match(store)
                 stale = np.flatnonzero(match.seen_sequences != self.series.last)
-                rows, count = self._read_stale(store, match, stale, is_all)
+                rows, count = self._read_stale(store, match, stale, is_all=is_all)
         else:
-            rows, count = self._read_stale(store, match, stale, is_all)
+            rows, count = self._read_stale(store, match, stale, is_all=is_all)
         rows, doubtful = self._select_visible(self.series, rows, count)
         return self._with_exact(rows, doubtful)
 
@@ -278,14 +278,14 @@ class _Question:
         return _Match(None, nothing, nothing)
 
     def _read_stale(
-        self, store: _StoreTables, match: _Match, stale: Int64Array, is_all: bool
+        self, store: _StoreTables, match: _Match, stale: Int64Array, *, is_all: bool
     ) -> tuple[NewestRows, int]:
         """Return the rows of all series, and their number for each; read the `stale` series."""
         table = match.table
         size = len(self.series)
         if table is not None and not len(stale):
             return table.rows.pick(match.table_positions), table.count
-        columns, count, is_kept = self._plan_table(store, table, len(stale), is_all)
+        columns, count, is_kept = self._plan_table(store, table, len(stale), is_all=is_all)
         stale_series = self.series.pick(stale)
         stale_rows = read_newest(
             self.snapshot,
@@ -322,7 +322,7 @@ class _Question:
         ), count
 
     def _plan_table(
-        self, store: _StoreTables, table: NewestTable | None, stale_count: int, is_all: bool
+        self, store: _StoreTables, table: NewestTable | None, stale_count: int, *, is_all: bool
     ) -> tuple[list[str], int, bool]:
         """Return the columns and the number of rows to read, and whether to keep the new table."""
         if table is not None:

@@ -133,7 +133,7 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Return the writer of a batch write; check it against the store before any task."""
         options = parse_options(WriteOptions, self.options)
-        return BatchWriter(_prepare_write(options, schema, overwrite))
+        return BatchWriter(_prepare_write(options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """Return the writer of a stream's batch; check it against the store before any task."""
@@ -141,7 +141,7 @@ class DefaultSource(DataSource):
         _refuse_batch_number(options)
         checkpoint = find_checkpoint(self.options)
         check_before_batch(checkpoint, options.location)
-        target = _prepare_write(options, schema, overwrite)
+        target = _prepare_write(options, schema, overwrite=overwrite)
         return StreamWriter(replace(target, checkpoint=checkpoint))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -241,7 +241,7 @@ def _refuse_batch_number(options: WriteOptions) -> None:
         )
 
 
-def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -> WriteTarget:
+def _prepare_write(options: WriteOptions, schema: StructType, *, overwrite: bool) -> WriteTarget:
     """Check a write against its store, creating it if missing; runs on the driver."""
     log_like_spark("pyspark_tseries")
     if overwrite:

@@ -125,7 +125,7 @@ def rows_for_bytes(rows: pa.Table, size: int, max_rows: int) -> int:
     return max(1, min(max_rows, int(size * rows.num_rows // max(rows.nbytes, 1))))
 
 
-def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
+def choose_bounds(events: pa.Table, *, is_whole: bool) -> bool | list[str]:
     """Return the leaves that get bounds, or True for all; floats that may have a NaN get none.
 
     Arrow leaves NaN out of bounds, but Spark, DuckDB and Polars sort it above all numbers, so they
@@ -189,7 +189,7 @@ def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
         "compression": "zstd",
         "write_batch_size": batch_rows,
         **_choose_encodings(events.schema, is_one_row=is_one_row),
-        "write_statistics": choose_bounds(events, is_whole),
+        "write_statistics": choose_bounds(events, is_whole=is_whole),
         # Readers must see Delta's types; a stored Arrow schema would make `series` a dictionary.
         "store_schema": False,
         "write_page_checksum": True,

@@ -578,7 +578,7 @@ def _map_jobs(
     ]
     threads = len(pieces) == 1
     return map_parallel(
-        lambda job: function(read_pieces(location, job, reading, threads)),
+        lambda job: function(read_pieces(location, job, reading, threads=threads)),
         _divide_pieces(pieces, width),
         width,
     )
@@ -643,6 +643,7 @@ def read_pieces(
     location: Location,
     pieces: Sequence[FilePiece],
     reading: Reading,
+    *,
     threads: bool = False,
 ) -> Iterator[PieceRows]:
     """Yield the needed rows of some pieces; open a file once."""
@@ -656,14 +657,14 @@ def read_pieces(
             source = OpenFile(location, file, footer)
             for piece in file_pieces:
                 by_runs = reading.series and data.rows > ROWS_PER_FOLD
-                rows = _read_by_runs(source, piece, reading, threads) if by_runs else None
-                rows = rows or _read_piece(source, piece, reading, threads)
+                rows = _read_by_runs(source, piece, reading, threads=threads) if by_runs else None
+                rows = rows or _read_piece(source, piece, reading, threads=threads)
                 if rows is not None:
                     yield rows
 
 
 def _read_by_runs(
-    source: "OpenFile", piece: FilePiece, reading: Reading, threads: bool
+    source: "OpenFile", piece: FilePiece, reading: Reading, *, threads: bool
 ) -> PieceRows | None:
     """Return all rows of a piece without reading the column `series`; None if it must be read.
 
@@ -676,7 +677,7 @@ def _read_by_runs(
     if names_of_groups is None:
         return None
     others = reading.schema.remove(reading.schema.get_field_index("series"))
-    rows = _read_piece(source, piece, Reading(others), threads)
+    rows = _read_piece(source, piece, Reading(others), threads=threads)
     if rows is None or "timestamp" not in rows.columns.column_names:
         return None
     us = to_int64(rows.columns["timestamp"])
@@ -719,7 +720,7 @@ def _find_names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[list[
 
 
 def _read_piece(
-    source: "OpenFile", piece: FilePiece, reading: Reading, threads: bool
+    source: "OpenFile", piece: FilePiece, reading: Reading, *, threads: bool
 ) -> PieceRows | None:
     """Return the needed rows of a piece; None if it has none.
 
@@ -739,7 +740,7 @@ def _read_piece(
         fixed = _constant_columns(piece.footer, piece.groups, schema.names)
         read_first = [*tested, *(name for name in schema.names if name not in {*fixed, *tested})]
     encoded = {"series", *(field.name for field in schema if pa.types.is_dictionary(field.type))}
-    columns = source.columns(piece.groups, read_first, threads, encoded)
+    columns = source.columns(piece.groups, read_first, encoded, threads=threads)
     needed = _flag_needed(columns, piece, reading.row_filter) if tested else np.ones(total, bool)
     count = int(np.count_nonzero(needed))
     if not count:
@@ -755,7 +756,9 @@ def _read_piece(
     kept = [name for name in columns if name in schema.names and name not in fixed]
     varying = {
         **_filter_columns({name: columns[name] for name in kept}, needed),
-        **_filter_columns(source.columns(groups, read_now, threads, encoded), needed_of_groups),
+        **_filter_columns(
+            source.columns(groups, read_now, encoded, threads=threads), needed_of_groups
+        ),
     }
     return PieceRows(fixed, cast_columns(pa.table(varying), schema), count)
 
@@ -841,8 +844,9 @@ class OpenFile:
         self,
         groups: Sequence[int],
         names: Sequence[str],
-        threads: bool,
         encoded: Collection[str] = (),
+        *,
+        threads: bool,
     ) -> dict[str, Any]:
         """Read columns of row groups, by name; `threads` lets Arrow use all cores.
 

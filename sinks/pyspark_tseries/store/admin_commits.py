@@ -110,7 +110,10 @@ def replace_files(
     """
     changes = horizon is not None
     now_ms = now_us // 1000
-    actions = [*remove_files(removed, now_ms, changes), *add_files(new_files, now_ms, changes)]
+    actions = [
+        *remove_files(removed, now_ms, changes_rows=changes),
+        *add_files(new_files, now_ms, changes_rows=changes),
+    ]
     files = [store.location.file(file.path) for file in new_files]
     # Writers wait while the lock is held: before it, do most of what takes long.
     store.refresh()

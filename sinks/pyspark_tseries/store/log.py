@@ -629,7 +629,7 @@ class Log:
         if expected_version not in (None, self.version()):
             raise CommitFailedError("a competing commit was first")
         if self.location.is_local:
-            self._add_local(change, files, synced, expected)
+            self._add_local(change, files, expected, synced=synced)
         else:
             if change.metadata is not None:
                 self._change_columns_remote(change)
@@ -681,8 +681,9 @@ class Log:
         self,
         change: NewEntry,
         files: Sequence[str],
-        synced: bool,
         expected: Mapping[str, int | None],
+        *,
+        synced: bool,
     ) -> None:
         if not self._is_writable:
             _check_writable(self._table, self.location)
@@ -694,7 +695,7 @@ class Log:
                 self._sync_up_to(version)
             info = change.info(version, synced=synced)
             entry = format_entry(change, info, time.time_ns() // 1_000_000)
-            if self._try_entry(version + 1, entry, files, synced):
+            if self._try_entry(version + 1, entry, files, synced=synced):
                 self._own_entry = version + 1, change
                 break
             # Appends conflict over the head. A commit without a head may try again, unless another
@@ -708,7 +709,7 @@ class Log:
                 raise CommitFailedError("a competing commit was first")
         self._checkpoint_if_due(version + 1)
 
-    def _try_entry(self, version: int, entry: bytes, files: Sequence[str], synced: bool) -> bool:
+    def _try_entry(self, version: int, entry: bytes, files: Sequence[str], *, synced: bool) -> bool:
         """Make `entry` the next one; if there is one, bring the log up to date and return False."""
         try:
             write_entry(

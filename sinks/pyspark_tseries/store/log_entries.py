@@ -68,7 +68,7 @@ class FileAction:
 
 
 def add_files(
-    files: Iterable[WrittenFile], now_ms: int, changes_rows: bool = True
+    files: Iterable[WrittenFile], now_ms: int, *, changes_rows: bool = True
 ) -> list[FileAction]:
     """Return the actions that add new files."""
     return [
@@ -85,7 +85,7 @@ def add_files(
 
 
 def remove_files(
-    files: Iterable[DataFile], now_ms: int, changes_rows: bool = True
+    files: Iterable[DataFile], now_ms: int, *, changes_rows: bool = True
 ) -> list[FileAction]:
     """Return the actions that remove files of the table."""
     return [FileAction(file.path, file.size, file.kind, now_ms, changes_rows) for file in files]

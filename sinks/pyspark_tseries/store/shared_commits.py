@@ -149,7 +149,7 @@ class SharedCommits:
     def append(self, batch: Batch, *, synced: bool) -> tuple[AppendedEvent, bool]:
         """Do what `Store.append_event` describes."""
         thread = threading.get_ident()
-        caller = _Caller(batch, synced)
+        caller = _Caller(batch, synced=synced)
         if thread in self._inside:
             return self._append_alone(caller)
         self._inside.add(thread)
@@ -230,7 +230,7 @@ class _Caller:
 
     __slots__ = ("batch", "has_left", "is_first", "outcome", "signal", "synced")
 
-    def __init__(self, batch: Batch, synced: bool) -> None:
+    def __init__(self, batch: Batch, *, synced: bool) -> None:
         self.batch = batch
         self.synced = synced
         self.outcome: AppendedEvent | Exception | None = None

@@ -504,7 +504,7 @@ class Store:
                     faults = 0 if was_beaten else faults
                     if faults >= policy.storage_failures or number == policy.commits:
                         break
-                    return self._try_append(batch, clock, attempts, synced)
+                    return self._try_append(batch, clock, attempts, synced=synced)
             except (DeltaError, OSError) as error:
                 last_error = error
                 faults += 1
@@ -551,6 +551,7 @@ class Store:
         batch: Appendable,
         clock: Callable[[], int] | None,
         attempts: list[PreparedCommit],
+        *,
         synced: bool,
     ) -> PreparedCommit:
         """Make one attempt to commit; add it to `attempts` before it is in the log."""
@@ -576,7 +577,7 @@ class Store:
                 # A signal handler in this very thread may have committed in the meantime.
                 raise CommitFailedError("a competing commit was first")
             transactions = batch_transactions(batch.token, batch.digest)
-            self.commit_prepared(attempt, transactions, synced, version)
+            self.commit_prepared(attempt, transactions, synced=synced, version=version)
         return attempt
 
     def _widened_values(self) -> Sequence[pa.Field]:
@@ -627,6 +628,7 @@ class Store:
         self,
         attempt: PreparedCommit,
         transactions: Mapping[str, int],
+        *,
         synced: bool,
         version: int | None = None,
     ) -> None:
@@ -651,8 +653,8 @@ class Store:
         widened = {} if columns is None else {COLUMNS_TRANSACTION: metadata.commit}
         entry = NewEntry(
             [
-                *remove_files(attempt.replaced, commit_ms, changes_rows),
-                *add_files(attempt.written, commit_ms, changes_rows),
+                *remove_files(attempt.replaced, commit_ms, changes_rows=changes_rows),
+                *add_files(attempt.written, commit_ms, changes_rows=changes_rows),
             ],
             {HEAD_TRANSACTION: attempt.head_id, **widened, **transactions},
             metadata.commit,

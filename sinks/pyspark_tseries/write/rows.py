@@ -129,7 +129,7 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
         author=roles[2],
         edit_of=roles[3],
         cti=roles[4],
-        values=_match_values(other_columns, stored, options.merge_schema),
+        values=_match_values(other_columns, stored, merges_schema=options.merge_schema),
     )
 
 
@@ -185,7 +185,7 @@ def _check_type(field: pa.Field | None, option: str, data_type: pa.DataType) -> 
 
 
 def _match_values(
-    incoming: dict[str, pa.Field], stored: list[pa.Field] | None, merges_schema: bool
+    incoming: dict[str, pa.Field], stored: list[pa.Field] | None, *, merges_schema: bool
 ) -> tuple[tuple[str | None, pa.Field], ...]:
     for key, field in incoming.items():
         if key in RESERVED_NAMES:

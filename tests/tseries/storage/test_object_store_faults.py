@@ -46,12 +46,12 @@ def test_a_commit_that_is_carried_out_late_finds_its_files(store):
     """The request failed for its sender, who tries again; then the storage carries it out."""
 
     class Late(Meeting):
-        def commit_prepared(self, attempt, mark, synced, version):
+        def commit_prepared(self, attempt, mark, *, synced, version):
             if not late:
                 late.append(attempt)
                 raise OSError("timed out")
-            rival(self).commit_prepared(late[0], {}, synced)
-            super().commit_prepared(attempt, mark, synced, version)
+            rival(self).commit_prepared(late[0], {}, synced=synced)
+            super().commit_prepared(attempt, mark, synced=synced, version=version)
 
     late = []
     attempt = Late(store).append(batch(("a", 2)))
