@@ -442,11 +442,6 @@ class WriteOptions(_Located):
         """Whether an acknowledged commit survives a power loss."""
         return self.durability == "fsync"
 
-    def author_and_principal(self) -> tuple[str, str]:
-        """Return the author of rows that name none, and the principal."""
-        principal = author_or_user(self.principal)
-        return principal if self.author is None else self.author, principal
-
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions(_Located):

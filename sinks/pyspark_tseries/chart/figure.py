@@ -464,9 +464,9 @@ def build_figure(table: pa.Table, shape: Shape, request: ChartRequest) -> Figure
     columns, not_drawn = _choose_columns(table.schema, shape, request)
     notes = []
     if not_drawn and len(table):
-        notes.append(
-            f"{format_count(len(not_drawn), 'more column')}, not drawn: {_join_names(not_drawn)}"
-        )
+        more = f" and {len(not_drawn) - 5:,} more" if len(not_drawn) > 5 else ""
+        names = ", ".join(not_drawn[:5]) + more
+        notes.append(f"{format_count(len(not_drawn), 'more column')}, not drawn: {names}")
     rows = _Rows.of(table, shape, request, notes)
     if shape.left_out:
         notes.append(f"{format_count(shape.left_out, 'more event')} beyond the query's limit")
@@ -485,11 +485,6 @@ def build_figure(table: pa.Table, shape: Shape, request: ChartRequest) -> Figure
         zone=choose_zone(rows.low, rows.high, request.zone),
         notes=tuple(map(escape_controls, notes)),
     )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
 
 
 # -- columns ---------------------------------------------------------------------------------------
@@ -582,7 +577,8 @@ class _Rows:
             table, codes, us = table.take(pa.array(rows)), codes[rows], us[rows]
         ends = None if shape.ends is None or not len(us) else shape.ends(us)
         bounds = np.searchsorted(codes, np.arange(len(names) + 1))
-        originals = _find_originals(table)
+        has_originals = {"sequence", "original_sequence"} <= set(table.column_names)
+        originals = to_int64(originals_of(table)) if has_originals else None
         current = _find_current(table, codes, originals)
         low, high = 0, 0
         if len(us):
@@ -632,12 +628,6 @@ def _find_edited(table: pa.Table) -> BoolArray:
             edited: BoolArray = table[name].is_valid().to_numpy()
             return edited
     return np.zeros(len(table), bool)
-
-
-def _find_originals(table: pa.Table) -> Int64Array | None:
-    if not {"sequence", "original_sequence"} <= set(table.column_names):
-        return None
-    return to_int64(originals_of(table))
 
 
 def _find_current(table: pa.Table, codes: Int64Array, original: Int64Array | None) -> Int64Array:

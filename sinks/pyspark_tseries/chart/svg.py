@@ -93,7 +93,10 @@ def draw_svg(
             body += _draw_states(panel, layout, top)
         else:
             body += _draw_lines(panel, layout, top, bottom, link)
-    body += _draw_times(layout) if figure.panels else _draw_nothing(layout)
+    if figure.panels:
+        body += _draw_times(layout)
+    else:
+        body.append(_draw_label("no events", layout.width // 2, layout.top + 24, anchor="middle"))
     body += _draw_notes(layout)
     return _put_in_frame(figure, layout, theme, "".join(body), is_alone=link is None)
 
@@ -189,7 +192,10 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
     right_edge = width - min(max(map(text_width, names)) + (22 if max(names) else _EDGE), width / 3)
     inner_width = right_edge - left_edge
     heights = tuple(
-        _count_rows(panel, inner_width) * _ROW if panel.tracks else tall
+        # A panel of states has the lines of its legend, and a row for each track.
+        (len(_lay_out_legend(panel, inner_width)) + len(panel.tracks)) * _ROW
+        if panel.tracks
+        else tall
         for panel, tall in zip(figure.panels, talls, strict=True)
     )
     times = fit_time_axis(figure.low, figure.high, figure.zone, inner_width, text_width)
@@ -208,11 +214,6 @@ def _lay_out(figure: Figure, width: int, height: int) -> _Layout:
         times=times,
         notes=notes,
     )
-
-
-def _count_rows(panel: Panel, width: float) -> int:
-    """Return the number of rows of a panel of states: its legend's lines, and its tracks."""
-    return len(_lay_out_legend(panel, width)) + len(panel.tracks)
 
 
 def _needs_label(figure: Figure) -> bool:
@@ -298,10 +299,6 @@ def _draw_times(layout: _Layout) -> Iterator[str]:
 
     ends = layout.left, layout.right
     yield from draw_time_axis(layout.times.ticks, to_x, ends, layout.bottom, layout.width)
-
-
-def _draw_nothing(layout: _Layout) -> Iterator[str]:
-    yield _draw_label("no events", layout.width // 2, layout.top + 24, anchor="middle")
 
 
 def _draw_notes(layout: _Layout) -> Iterator[str]:

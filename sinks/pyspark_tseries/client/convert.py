@@ -775,7 +775,8 @@ def _read_columns(rows: Any) -> list[tuple[Any, Column]]:
                 "make a frame of it, such as with frame[['series', 'celsius']]",
             ) from error
     if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-        return _read_mappings(rows)
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return [(name, [row.get(name) for row in rows]) for name in names]
     is_list = isinstance(rows, list | tuple)
     wrong = next((row for row in rows if not isinstance(row, Mapping)), None) if is_list else rows
     raise IncompatibleValue(
@@ -783,11 +784,6 @@ def _read_columns(rows: Any) -> list[tuple[Any, Column]]:
         KINDS_OF_ROWS,
         "convert it, for example with pa.table(columns); collect() a lazy frame first",
     )
-
-
-def _read_mappings(rows: Sequence[Mapping[Any, Any]]) -> list[tuple[Any, Column]]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return [(name, [row.get(name) for row in rows]) for name in names]
 
 
 def _read_pandas(frame: Any) -> list[tuple[Any, Column]]:

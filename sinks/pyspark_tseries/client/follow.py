@@ -153,8 +153,10 @@ class Follower:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._ready: deque[Event] = deque()
+        table = read_in_order([], [])
+        batch = _EventBatch(saved, table, find_positions(saved, saved, table))
         # Replaced as a whole, so that `position` needs no lock.
-        self._progress = _Progress(_empty_batch(saved), 0)
+        self._progress = _Progress(batch, 0)
         self._is_drained = False
         begin_in_forks(self)
 
@@ -257,9 +259,8 @@ class Follower:
             while not self._ready and not self._closed.is_set():
                 batch, delivered = self._progress
                 if delivered < batch.table.num_rows:
-                    self._ready.extend(
-                        self._decode(batch.table.slice(delivered, CONVERTED_AT_ONCE))
-                    )
+                    rows = batch.table.slice(delivered, CONVERTED_AT_ONCE).drop_columns(["commit"])
+                    self._ready.extend(QueryResult(rows, rows.num_rows, "allEdits").events)
                     break
                 if self._is_drained and self._subscription.is_current():
                     break
@@ -272,10 +273,6 @@ class Follower:
                     self._progress = _Progress(_EventBatch(end, table, position_of), 0)
         return bool(self._ready)
 
-    def _decode(self, rows: pa.Table) -> tuple[Event, ...]:
-        table = rows.drop_columns(["commit"])
-        return QueryResult(table, rows.num_rows, "allEdits").events
-
 
 def _limit_after(batch: pa.Table) -> int:
     """Return the number of events that the batch after `batch` may have."""
@@ -283,11 +280,6 @@ def _limit_after(batch: pa.Table) -> int:
         return MAX_HELD_EVENTS
     fitting = CATCH_UP_BYTES * batch.num_rows // max(int(batch.nbytes), 1)
     return int(max(MAX_HELD_EVENTS, min(fitting, CATCH_UP_BATCHES * MAX_HELD_EVENTS)))
-
-
-def _empty_batch(position: Position) -> _EventBatch:
-    table = read_in_order([], [])
-    return _EventBatch(position, table, find_positions(position, position, table))
 
 
 def _check_store(values: list[pa.Field], author: str, snapshot: Snapshot) -> None:

@@ -630,7 +630,8 @@ class QueryResult(TableResult):
         names = self.table.column_names
         facts = []
         if "series" in names and len(self):
-            facts.append(self._name_series())
+            series = self.table["series"].unique()
+            facts.append(f"'{series[0]}'" if len(series) == 1 else f"{len(series):,} series")
         more = self.selected_count - len(self)
         facts.append(
             format_count(len(self), "event") + (f", {more} more beyond the limit" if more else "")
@@ -639,10 +640,6 @@ class QueryResult(TableResult):
             us = to_int64(shown_times(self.table))
             facts.append(format_span(int(us.min()), int(us.max())))
         return f"QueryResult({', '.join(facts)})"
-
-    def _name_series(self) -> str:
-        names = self.table["series"].unique()
-        return f"'{names[0].as_py()}'" if len(names) == 1 else f"{len(names):,} series"
 
     def _repr_html_(self) -> str:
         return render_html(self.table, self.selected_count, self._shape)

@@ -110,7 +110,8 @@ def show(location: Location, arguments: argparse.Namespace) -> int:
     result = _ask(store, arguments, zone)
     with_events = set(result.table["series"].unique().to_pylist())
     silent = [name for name in dict.fromkeys(arguments.series) if name not in with_events]
-    unknown = [name for name in silent if not _has_series(now, name)]
+    # A series that has had events is known, although the query or the range may hide them.
+    unknown = [name for name in silent if name not in now.series(prefix=name)["series"].to_pylist()]
     if unknown and len(unknown) == len(set(arguments.series)):
         raise _unknown_error(arguments.path, unknown)
     if arguments.save is not None:
@@ -145,11 +146,6 @@ def _draw(
 
 def _max_series(arguments: argparse.Namespace) -> int:
     return MAX_SERIES if arguments.max_series is None else int(arguments.max_series)
-
-
-def _has_series(store: Questions, name: str) -> bool:
-    """Return True if the series has ever had an event, which the query or the range may hide."""
-    return name in store.series(prefix=name)["series"].to_pylist()
 
 
 def _unknown_error(path: str, unknown: Sequence[str]) -> InvalidQuery:

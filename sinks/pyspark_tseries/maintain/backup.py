@@ -105,8 +105,8 @@ def _refuse_target(source: Location, to: Location) -> None:
             "a directory that is empty, or is not there yet",
             "name another one, or remove it",
         )
-    names = _list_names(to)
-    if names:
+    files = [os.path.basename(path) for path, _ in to.list_files(to.file())]
+    if names := [*to.list_folders(to.file()), *files]:
         raise _occupied_error(to, names[0])
 
 
@@ -125,11 +125,6 @@ def _occupied_error(to: Location, name: str) -> UnusableStore:
         "a directory that is empty, or is not there yet",
         "name another one, or remove what is in it",
     )
-
-
-def _list_names(location: Location) -> list[str]:
-    files = [os.path.basename(path) for path, _ in location.list_files(location.file())]
-    return [*location.list_folders(location.file()), *files]
 
 
 @dataclass(frozen=True, slots=True)

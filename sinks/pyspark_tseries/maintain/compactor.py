@@ -272,15 +272,12 @@ class Merge:
         self.removed = 0
         self._found = self._kept_rows = 0
         self._samples: list[SizedKey] = []
-        self._states = self._scan()
+        # Scanning counts the rows and samples their keys, so it sets the three above.
+        states = [*map(self._scan_small, self._small.values())]
+        self._states = combine_states([*states, *map(self._scan_large, self._large)])
         self._sorted = {
             file.path: SortedFile(self._location, file, self._schema, room) for file in self._large
         }
-
-    def _scan(self) -> pa.Table:
-        """Count the rows of all files and sample their keys; return the state of their series."""
-        states = [*map(self._scan_small, self._small.values())]
-        return combine_states([*states, *map(self._scan_large, self._large)])
 
     def _encode_texts(self, schema: pa.Schema, distinct: Collection[str]) -> pa.Schema:
         """Return the schema with repetitive texts as dictionaries, because these merge faster.

@@ -109,8 +109,11 @@ def recover_head(store: Store) -> RecoveredHead:
     }
     current = store.head_id() in readable
     if not readable:
-        all_readable = readable_metadata(store.location)
-        readable = {head_id: _without_ctis(metadata) for head_id, metadata in all_readable.items()}
+        # Their commits may never have been made: the writers are kept without their CTIs (30.5).
+        readable = {
+            head_id: replace(metadata, ctis=CtiRecord(dict.fromkeys(metadata.ctis.writers)))
+            for head_id, metadata in readable_metadata(store.location).items()
+        }
     ids += sorted(readable.keys() - set(ids), key=lambda id: -readable[id].commit)
     metadata = next((readable[head_id] for head_id in ids if head_id in readable), NO_COMMIT)
     for head_id in ids:
@@ -125,11 +128,6 @@ def _read_metadata(store: Store, head_id: int) -> CommitMetadata | None:
     with contextlib.suppress(*_UNREADABLE):
         return read_head_metadata(store.location, head_id)
     return None
-
-
-def _without_ctis(metadata: CommitMetadata) -> CommitMetadata:
-    """Return `metadata` with the same writers, as if they had given no CTI."""
-    return replace(metadata, ctis=CtiRecord(dict.fromkeys(metadata.ctis.writers)))
 
 
 def _list_committed_heads(store: Store) -> Iterator[int]:

@@ -653,14 +653,12 @@ class _RollupRun:
         columns = ["series", "timestamp", "sequence", "original_sequence", *self._value_names]
         # A series has buckets behind its newest one only if they were erased in the rollup.
         if not len(due_range.changed) and not self._rollup.has_erasures:
-            return self._make_schema(columns).empty_table()
+            types = {field.name: field.type for field in self._schema}
+            schema = pa.schema([(name, types.get(name, pa.int64())) for name in columns])
+            return schema.empty_table()
         query = Query(view=Range(Point("time", due_range.low), Point("time", due_range.high - 1)))
         scope = Scope(self._rollup, self._target_index, names)
         return run_query(scope, query, columns=columns).table
-
-    def _make_schema(self, columns: Sequence[str]) -> pa.Schema:
-        types = {field.name: field.type for field in self._schema}
-        return pa.schema([(name, types.get(name, pa.int64())) for name in columns])
 
     @property
     def _value_names(self) -> list[str]:

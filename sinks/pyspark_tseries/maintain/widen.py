@@ -150,7 +150,10 @@ class _Widening(Revision):
             snapshot = self._store.snapshot()
             self._resolve(snapshot)
             narrow = self._find_narrow(snapshot)
-            self._drop_stale(snapshot)
+            for path in self._copies.keys() - snapshot.paths:
+                # The file has left the store: no commit can name its copies any more.
+                stale = self._copies.pop(path)
+                self._location.remove(self._location.file(copy.path) for copy in stale)
 
     def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
         """Copy the last files and name all; raise _NothingToWiden if nothing has to change."""
@@ -248,12 +251,6 @@ class _Widening(Revision):
         self._groups[file.file_group] = group, number + len(self._copies[file.path])
         self._done += file.size
         self._report()
-
-    def _drop_stale(self, snapshot: Snapshot) -> None:
-        """Remove the copies of files that have left the store: no commit can name them any more."""
-        for path in self._copies.keys() - snapshot.paths:
-            stale = self._copies.pop(path)
-            self._location.remove(self._location.file(copy.path) for copy in stale)
 
     def _adopt_copies(
         self, snapshot: Snapshot, narrow: Sequence[DataFile]

@@ -177,16 +177,13 @@ class Buckets:
             begun = start  # The clock skips the start of a bucket, so it begins with the skip.
         begin = int(self._floor(np.array([wall]))[0])
         first_start = start if begin == wall else self._next_multiple(begin) - offset
-        if self._is_calendar and offset < before.offset:
+        is_calendar = self.months > 0 or self.us % DAY_US == 0
+        if is_calendar and offset < before.offset:
             # The clock shows these times again, and their buckets have already begun.
             again = start + before.offset
             while first_start + offset < again:
                 first_start = self._next_multiple(first_start + offset) - offset
         return _Piece(start, end, offset, first_start, begun)
-
-    @property
-    def _is_calendar(self) -> bool:
-        return self.months > 0 or self.us % DAY_US == 0
 
     def _next_multiple(self, wall: int) -> int:
         return int(self._next_multiples(np.array([wall]))[0])

@@ -140,14 +140,11 @@ def parse_span(text: str) -> Point:
     if sequence := _SEQUENCE.fullmatch(text):
         return Point("sequence", int(sequence[1]))
     if relative := _RELATIVE.fullmatch(text):
-        return _parse_relative(relative[1].lower(), relative[2].strip())
+        word, amount = relative[1].lower(), relative[2].strip()
+        if _COUNT.fullmatch(amount):
+            return Point(f"{word}_count", int(amount))
+        return Point(f"{word}_us", parse_duration(amount))
     return Point("time", parse_instant(text))
-
-
-def _parse_relative(word: str, amount: str) -> Point:
-    if _COUNT.fullmatch(amount):
-        return Point(f"{word}_count", int(amount))
-    return Point(f"{word}_us", parse_duration(amount))
 
 
 def point_at(end: object) -> Point:

@@ -209,12 +209,6 @@ def _put_rows(index: SeriesIndex, change: pa.Table, metadata: CommitMetadata) ->
     return SeriesIndex(index.ids, index.columns.put(rows, changes, absent), metadata)
 
 
-def _put_row(index: SeriesIndex, row: OneSeries, metadata: CommitMetadata) -> SeriesIndex:
-    absent = _default_values(index.columns)
-    columns = index.columns.put_one(index.ids.add_one(row.series), row.state, absent)
-    return SeriesIndex(index.ids, columns, metadata)
-
-
 def merge_changes(changes: Sequence[pa.Table]) -> list[pa.Table]:
     """Merge neighbouring changes of few rows; the result, in order, makes the same index."""
     merged: list[pa.Table] = []
@@ -317,7 +311,9 @@ def advance_index(
     """
     change = attach_metadata(change, metadata)
     if row is not None:
-        after = _put_row(index, row, metadata)
+        absent = _default_values(index.columns)
+        columns = index.columns.put_one(index.ids.add_one(row.series), row.state, absent)
+        after = SeriesIndex(index.ids, columns, metadata)
     else:
         after = _put_rows(index, change, metadata)
     if not needs_full_table(metadata, len(index.ids)):

@@ -91,18 +91,13 @@ def downsample(scope: Scope, query: Query, downsampling: Downsampling) -> Iterat
     for some_series in scopes:
         merger = Merger(folding)
         if plain is None:
-            merger.add(folding.fold(_run_query(some_series, query, folding)))
+            columns = dict.fromkeys([*folding.columns, "sequence", "original_sequence"])
+            rows = run_query(some_series, query, columns=list(columns)).table
+            merger.add(folding.fold(_number_as_originals(rows)))
         else:
             _fold_plain(Scan(some_series, plain), folding, merger)
         if (states := merger.merged()) is not None:
             yield finish(states, schema, downsampling, ends)
-
-
-def _run_query(scope: Scope, query: Query, folding: Folding) -> pa.Table:
-    """Return the events of a query, each at the sequence of its original."""
-    columns = dict.fromkeys([*folding.columns, "sequence", "original_sequence"])
-    rows = run_query(scope, query, columns=list(columns)).table
-    return _number_as_originals(rows)
 
 
 def _number_as_originals(rows: pa.Table) -> pa.Table:
@@ -563,8 +558,10 @@ def find_gaps(events: pa.Table, longer_than_us: int) -> pa.Table:
     """Return the gaps between neighbouring events of a `values` query that are sorted by series."""
     names, codes = encode_runs(events["series"])
     us = to_int64(events["timestamp"])
-    order = _sort_by_time(codes, us)
-    if order is not None:
+    # The times of a series decrease only after an erasure (semantics 18.8).
+    falls = (us[1:] < us[:-1]) & (codes[1:] == codes[:-1])
+    if falls.any():
+        order = sort_by_code(codes, us)
         us, codes = us[order], codes[order]
     rows = np.flatnonzero((codes[1:] == codes[:-1]) & (np.diff(us) > longer_than_us))
     start, end = us[rows], us[rows + 1]
@@ -575,12 +572,3 @@ def find_gaps(events: pa.Table, longer_than_us: int) -> pa.Table:
         pa.array(end - start).cast(pa.duration("us")),
     ]
     return pa.Table.from_arrays(columns, schema=GAP_FIELDS)
-
-
-def _sort_by_time(codes: Int64Array, us: Int64Array) -> Int64Array | None:
-    """Return the order by (code, time) of rows sorted by code; None if they are in it.
-
-    The times of a series decrease only after an erasure (semantics 18.8).
-    """
-    falls = (us[1:] < us[:-1]) & (codes[1:] == codes[:-1])
-    return sort_by_code(codes, us) if falls.any() else None

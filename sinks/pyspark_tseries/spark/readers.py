@@ -232,7 +232,10 @@ class RangeQueryReader(DataSourceReader):
         later_us = None if self._planned_us is None else find_later_start(self._planned_us)
         if later_us is not None:
             snapshot = self._rebind_snapshot(later_us)
-            work = _divide_work(self._plan_work(snapshot), partition)
+            work = self._plan_work(snapshot)
+            # Each item of the new plan belongs to one of the tasks that were planned before.
+            begin, end = (len(work) * (partition.number + i) // partition.tasks for i in (0, 1))
+            work = work[begin:end]
         for piece in work:
             if isinstance(piece, KeyRange):
                 yield from self._read_series(snapshot, piece)
@@ -291,12 +294,6 @@ class RangeQueryReader(DataSourceReader):
                     at_originals=self._query.kind == "values",
                 )
                 yield from rows.cast(self._target).to_batches()
-
-
-def _divide_work(work: Sequence[Work], partition: ReadTask) -> Sequence[Work]:
-    """Return the work of one task; each item belongs to one task."""
-    begin, end = (len(work) * (partition.number + i) // partition.tasks for i in (0, 1))
-    return work[begin:end]
 
 
 def _group_files(originals: Sequence[DataFile]) -> list[Work]:

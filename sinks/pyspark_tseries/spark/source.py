@@ -253,7 +253,8 @@ def _prepare_write(options: WriteOptions, schema: StructType, *, overwrite: bool
         )
     incoming = _make_arrow_schema(schema)
     store = Store.find(options.location)
-    author, principal = options.author_and_principal()
+    principal = author_or_user(options.principal)
+    author = principal if options.author is None else options.author
     guard = AccessCheck(store.settings.policy if store else None, principal)
     guard.require("update", "add events")
     guard.require_authors([author])

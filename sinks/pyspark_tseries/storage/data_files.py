@@ -770,11 +770,14 @@ def write_events(
                 writer.add_key_value_metadata(checksum_placeholder(schema, len(groups)))
             writer.close()
             content = sink.getvalue() if is_small else None
-        size = (
-            seal_file(location, full, footers[0])
-            if content is None
-            else _write_sealed(location, full, bytearray(content), footers[0])
-        )
+        if content is None:
+            size = seal_file(location, full, footers[0])
+        else:
+            # Complete a small file in memory, so that it is written once.
+            sealed = bytearray(content)
+            _fill_in_content(sealed, footers[0])
+            location.write_whole(full, sealed)
+            size = len(sealed)
     except BaseException:
         location.discard([full])
         raise
@@ -787,13 +790,6 @@ def drop_empty_erasure(table: pa.Table) -> pa.Table:
     if name in table.column_names and table[name].null_count == table.num_rows:
         return table.drop_columns([name])
     return table
-
-
-def _write_sealed(location: Location, full: str, content: bytearray, metadata: Any) -> int:
-    """Write a small file at once, with its checksums; return its size."""
-    _fill_in_content(content, metadata)
-    location.write_whole(full, content)
-    return len(content)
 
 
 def seal_file(location: Location, full: str, metadata: Any) -> int:

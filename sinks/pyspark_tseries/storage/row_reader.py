@@ -576,10 +576,11 @@ def _map_jobs(
         for file, footer in zip(files, footers, strict=True)
         for piece in plan_pieces(file, footer, group_filter, reading.piece_rows)
     ]
+    job_size = max(1, len(pieces) // (JOBS_PER_THREAD * width))
     threads = len(pieces) == 1
     return map_parallel(
         lambda job: function(read_pieces(location, job, reading, threads=threads)),
-        _divide_pieces(pieces, width),
+        [pieces[start : start + job_size] for start in range(0, len(pieces), job_size)],
         width,
     )
 
@@ -605,12 +606,6 @@ def plan_pieces(
         pieces[-1].groups.append(group)
         room -= rows
     return pieces
-
-
-def _divide_pieces(pieces: Sequence[FilePiece], width: int) -> list[Sequence[FilePiece]]:
-    """Divide `pieces`, in their order, into jobs for `width` threads."""
-    size = max(1, len(pieces) // (JOBS_PER_THREAD * width))
-    return [pieces[start : start + size] for start in range(0, len(pieces), size)]
 
 
 def map_parallel(function: Callable[[_From], _To], items: Sequence[_From], width: int) -> list[_To]:
@@ -752,7 +747,8 @@ def _read_piece(
     fixed = _constant_columns(piece.footer, groups, schema.names)
     read_now = [name for name in schema.names if name not in {*columns, *fixed}]
     if count * FEW_ROWS < total:
-        encoded.update(_list_texts(schema))
+        types = pa.string(), pa.binary()
+        encoded.update(field.name for field in schema if field.type in types)
     kept = [name for name in columns if name in schema.names and name not in fixed]
     varying = {
         **_filter_columns({name: columns[name] for name in kept}, needed),
@@ -782,11 +778,6 @@ def _select_groups(
     ]
     chosen = [group for group, is_there in zip(groups, is_needed, strict=True) if is_there]
     return chosen, needed if len(chosen) == len(groups) else needed[np.repeat(is_needed, sizes)]
-
-
-def _list_texts(schema: pa.Schema) -> list[str]:
-    types = pa.string(), pa.binary()
-    return [field.name for field in schema if field.type in types and field.name != "series"]
 
 
 def _filter_columns(columns: dict[str, Any], needed: BoolArray) -> dict[str, Any]:

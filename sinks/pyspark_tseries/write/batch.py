@@ -552,7 +552,10 @@ class _Commit:
         # Each of these three depends on those before it.
         self._optimistic = self._confirm_optimistic()
         self._metadata = self._begin_metadata()
-        self._rules = self._choose_rules()
+        assigned_us = self._metadata.commit_us if batch.clock == "wall" else NEVER_US
+        self._rules = WriteRules(
+            self._metadata, batch.author, batch.out_of_order, assigned_us, self._future
+        )
 
     def _group_outputs(self) -> list[list[TaskOutput]]:
         if len(self._outputs) == 1:
@@ -567,11 +570,6 @@ class _Commit:
             now_us = self._optimistic.commit_us  # The published files have this time already.
         marks = batch_transactions(batch.token, batch.digest)
         return next_metadata(context.index, context.head_id, now_us=now_us, rows=0, marks=marks)
-
-    def _choose_rules(self) -> WriteRules:
-        batch, metadata = self._batch, self._metadata
-        assigned_us = metadata.commit_us if batch.clock == "wall" else NEVER_US
-        return WriteRules(metadata, batch.author, batch.out_of_order, assigned_us, self._future)
 
     def check_access(self) -> None:
         """Raise PermissionDenied if the policy does not allow the batch."""
