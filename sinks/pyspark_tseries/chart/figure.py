@@ -94,7 +94,7 @@ def number_axis(low: float, high: float, max_ticks: int, *, is_whole: bool = Fal
 
     With `is_whole` the ticks are whole numbers.
     """
-    base = _find_base(low, high, max_ticks)
+    base = _choose_base(low, high, max_ticks)
     low, high = low - base, high - base
     size = max(abs(low), abs(high))
     exponent = 0
@@ -119,7 +119,7 @@ def number_axis(low: float, high: float, max_ticks: int, *, is_whole: bool = Fal
     return NumberAxis(low=low, high=high, ticks=ticks, labels=labels, exponent=exponent, base=base)
 
 
-def _find_base(low: float, high: float, max_ticks: int) -> float:
+def _choose_base(low: float, high: float, max_ticks: int) -> float:
     """Return the number that labels count from: 0 unless they would have many equal digits."""
     size = max(abs(low), abs(high))
     spread = high / 2 - low / 2
@@ -178,7 +178,7 @@ def time_axis(low: int, high: int, zone: str | None, max_ticks: int) -> TimeAxis
     if low == high:
         low, high = max(low - MINUTE_US, MIN_US), min(high + MINUTE_US, FINAL_US)
     clock = None if zone is None else ZoneInfo(zone)
-    buckets = _find_buckets(low, high, zone, max_ticks)
+    buckets = _choose_buckets(low, high, zone, max_ticks)
     starts = [us for us in buckets.between(low, high).tolist() if low <= us <= high]
     ticks = tuple(label_ticks(starts, buckets.us, buckets.months, clock))
     return TimeAxis(low, high, ticks)
@@ -202,7 +202,7 @@ def fit_time_axis(
         max_ticks -= 1
 
 
-def _find_buckets(low: int, high: int, zone: str | None, max_ticks: int) -> Buckets:
+def _choose_buckets(low: int, high: int, zone: str | None, max_ticks: int) -> Buckets:
     step, months = choose_step(low, high, max_ticks)
     if months:
         return Buckets(0, months, zone, _YEARS_FROM)
@@ -579,7 +579,7 @@ class _Rows:
         bounds = np.searchsorted(codes, np.arange(len(names) + 1))
         has_originals = {"sequence", "original_sequence"} <= set(table.column_names)
         originals = to_int64(originals_of(table)) if has_originals else None
-        current = _find_current(table, codes, originals)
+        current = _compute_current(table, codes, originals)
         low, high = 0, 0
         if len(us):
             low, high = int(us.min()), int((us if ends is None else ends).max())
@@ -589,7 +589,7 @@ class _Rows:
             bounds=bounds,
             us=us,
             ends=ends,
-            is_edited=_find_edited(table),
+            is_edited=_flag_edited(table),
             current=current,
             originals=originals,
             low=low,
@@ -622,7 +622,7 @@ def _encode_groups(table: pa.Table, group: str | None) -> tuple[tuple[str, ...],
     return names, codes
 
 
-def _find_edited(table: pa.Table) -> BoolArray:
+def _flag_edited(table: pa.Table) -> BoolArray:
     for name in ("original_sequence", "edit_timestamp", "original_timestamp"):
         if name in table.column_names:
             edited: BoolArray = table[name].is_valid().to_numpy()
@@ -630,7 +630,7 @@ def _find_edited(table: pa.Table) -> BoolArray:
     return np.zeros(len(table), bool)
 
 
-def _find_current(table: pa.Table, codes: Int64Array, original: Int64Array | None) -> Int64Array:
+def _compute_current(table: pa.Table, codes: Int64Array, original: Int64Array | None) -> Int64Array:
     """Return for each row the row with the highest sequence among its original and its edits."""
     rows = np.arange(len(table))
     if original is None or table["original_sequence"].null_count == len(table):
@@ -665,14 +665,14 @@ def _build_panel(
         band = _to_floats(rows.table[edges[0]]), _to_floats(rows.table[edges[1]])
     lines = tuple(_make_lines(rows, values, band, request))
     _note_points(column, lines, values, rows, notes)
-    numbers = [extreme for line in lines for extreme in _find_extremes(line)]
+    numbers = [extreme for line in lines for extreme in _list_extremes(line)]
     low, high = (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
     title += "" if edges is None else ", min to max"
     is_whole = pa.types.is_integer(field.type)
     return Panel(title, unit, lines=lines, low=low, high=high, is_whole=is_whole)
 
 
-def _find_extremes(line: Line) -> Iterator[float]:
+def _list_extremes(line: Line) -> Iterator[float]:
     value_arrays = [line.values, line.overridden.values]
     if line.band is not None:
         value_arrays += [line.band.lower, line.band.upper]
@@ -716,7 +716,7 @@ def _make_lines(
         all_rows = np.arange(series_rows.start, series_rows.stop)
         is_now = rows.current[series_rows] == all_rows
         current_rows = all_rows[is_now]
-        is_first = _find_breaks(rows, current_rows, values[current_rows], request.longest_gap)
+        is_first = _flag_breaks(rows, current_rows, values[current_rows], request.longest_gap)
         good = np.isfinite(values[current_rows])
         points = current_rows[good]
         keep = _thin(rows.us[points], values[points], is_first, rows.low, rows.high, request.pixels)
@@ -737,7 +737,7 @@ def _make_lines(
         )
 
 
-def _find_breaks(
+def _flag_breaks(
     rows: _Rows, row_numbers: Int64Array, values: FloatArray, longest: int | str | None
 ) -> BoolArray:
     """Return for each finite value whether the line begins anew at it."""
@@ -770,7 +770,7 @@ def _thin(
     """Return rows that draw the same line: of each pixel first, lowest, highest and last point."""
     if len(us) <= _POINTS_A_PIXEL * pixels:
         return np.arange(len(us))
-    starts = _find_pixels(us, is_first, low, high, pixels)
+    starts = _list_pixel_starts(us, is_first, low, high, pixels)
     ends = np.append(starts[1:], len(us))
     sizes = ends - starts
     candidates = [starts, ends - 1]
@@ -782,7 +782,7 @@ def _thin(
     return np.unique(np.concatenate(candidates))
 
 
-def _find_pixels(
+def _list_pixel_starts(
     us: Int64Array, is_first: BoolArray, low: int, high: int, pixels: int
 ) -> Int64Array:
     """Return the first row of each pixel; a row where a line begins also begins a pixel."""
@@ -815,12 +815,12 @@ def _make_band(
     rows: _Rows, row_numbers: Int64Array, lower: FloatArray, upper: FloatArray, pixels: int
 ) -> Band | None:
     good = np.isfinite(lower[row_numbers]) & np.isfinite(upper[row_numbers])
-    is_first = _find_breaks(rows, row_numbers, np.where(good, 0.0, np.nan), None)
+    is_first = _flag_breaks(rows, row_numbers, np.where(good, 0.0, np.nan), None)
     row_numbers = row_numbers[good]
     us, low, high = rows.us[row_numbers], lower[row_numbers], upper[row_numbers]
     ends = us if rows.ends is None else rows.ends[row_numbers]
     if len(us) > _POINTS_A_PIXEL * pixels:
-        starts = _find_pixels(us, is_first, rows.low, rows.high, pixels)
+        starts = _list_pixel_starts(us, is_first, rows.low, rows.high, pixels)
         low, high = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
         ends = ends[np.append(starts[1:], len(us)) - 1]
         us, is_first = us[starts], is_first[starts]

@@ -262,8 +262,9 @@ def _draw_spans(
         else:
             # Leave the last column to the next state, because it may begin there.
             text = style.text(span.state)
-            fits = cell_width(text) <= size - 2
-            name = text if fits else cut_text(text, size - 2) if size > 6 else ""
+            name = text
+            if cell_width(text) > size - 2:
+                name = cut_text(text, size - 2) if size > 6 else ""
             dash_count = size - 1 - cell_width(name)
             drawn = [f"|{name}", *[""] * cell_width(name), *[dash] * dash_count]
         cells[begin : begin + size] = drawn

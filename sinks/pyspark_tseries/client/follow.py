@@ -211,7 +211,7 @@ class Follower:
         while not self._closed.is_set():
             if self._ready or self._read_more():
                 return self._take()
-            wait_s = self._find_wait(deadline_s)
+            wait_s = self._compute_wait(deadline_s)
             if wait_s <= 0:
                 break
             self._closed.wait(wait_s)
@@ -230,7 +230,7 @@ class Follower:
                 await asyncio.to_thread(self._read_more)
             if self._ready:
                 return self._take()
-            wait_s = self._find_wait(deadline_s)
+            wait_s = self._compute_wait(deadline_s)
             if wait_s <= 0:
                 break
             await asyncio.sleep(wait_s)
@@ -243,7 +243,7 @@ class Follower:
     def _find_deadline(self) -> float | None:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
 
-    def _find_wait(self, deadline_s: float | None) -> float:
+    def _compute_wait(self, deadline_s: float | None) -> float:
         remaining_s = self._poll_s if deadline_s is None else deadline_s - time.monotonic()
         return min(remaining_s, self._poll_s)
 

@@ -462,7 +462,7 @@ class _CommitViews:
 
     def _make_events(self) -> Definition:
         snapshot, index = self.snapshot, self.snapshot.index()
-        edits = _find_edits_in_force(self._store.read_edits(snapshot), snapshot, index)
+        edits = _pick_edits_in_force(self._store.read_edits(snapshot), snapshot, index)
         retained, edited = _Retained(snapshot, index), _EditedKeys(edits)
         whole_files: list[DataFile] = []
         compared_files: list[DataFile] = []
@@ -667,7 +667,7 @@ class _EditedKeys:
         return bool(((originals >= file.min_sequence) & (originals <= file.max_sequence)).any())
 
 
-def _find_edits_in_force(rows: pa.Table, snapshot: Snapshot, index: SeriesIndex) -> pa.Table:
+def _pick_edits_in_force(rows: pa.Table, snapshot: Snapshot, index: SeriesIndex) -> pa.Table:
     """Return the latest edit of each visible original, as a `values` query shows it.
 
     Rows are sorted by series and by the sequence of the original.

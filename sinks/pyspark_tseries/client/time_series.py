@@ -146,7 +146,7 @@ class TimeSeries(Questions):
         self._author = author
         self._auto_compact = auto_compact
         self._synced = synced
-        self._columns = _find_columns(store)
+        self._columns = _load_columns(store)
         self._only_column = store.values[0].name if len(store.values) == 1 else None
 
     @staticmethod
@@ -752,7 +752,7 @@ class TimeSeries(Questions):
             if store.refresh():
                 files = store.data_files()
                 retained = format_range(store.settings.retained)
-                self._columns = _find_columns(store)
+                self._columns = _load_columns(store)
                 is_there = True
         values = ", ".join(f"{field.name} {type_name(field.type)}" for field in self._columns[0])
         brief = f"TimeSeries('{store.root}', values: {values or 'none'}"
@@ -867,7 +867,7 @@ class TimeSeries(Questions):
     def _update_columns(self) -> "_Columns":
         """Return the columns with those that other writers have added or widened."""
         self._store.refresh()
-        self._columns = _find_columns(self._store)
+        self._columns = _load_columns(self._store)
         return self._columns
 
     def _view(self) -> View:
@@ -879,7 +879,7 @@ _Columns = tuple[list[pa.Field], pa.Schema]
 """The value columns of a store, and those of staged rows with such values."""
 
 
-def _find_columns(store: Store) -> _Columns:
+def _load_columns(store: Store) -> _Columns:
     values = store.values
     return values, staged_schema(values)
 

@@ -413,7 +413,7 @@ def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
     ]
     older = {file for file in files if file.modified_ns < (now_us - SMALL_FILE_RETENTION_US) * 1000}
     checkpoints = {file.version: file for file in older if not file.name.endswith(".json")}
-    dense = _find_dense(sorted(checkpoints), checkpoint)
+    dense = _choose_dense(sorted(checkpoints), checkpoint)
     oldest_kept = checkpoint - MIN_LOG_VERSIONS_KEPT
     oldest_recent = checkpoint - RECENT_LOG_VERSIONS_KEPT
     obsolete = {
@@ -425,7 +425,7 @@ def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
     return sorted(file.full for file in obsolete | {checkpoints[version] for version in dense})
 
 
-def _find_dense(versions: Sequence[int], newest: int) -> list[int]:
+def _choose_dense(versions: Sequence[int], newest: int) -> list[int]:
     """Return the ascending `versions` that are too close before a kept version, or `newest`."""
     dense = []
     next_kept = newest

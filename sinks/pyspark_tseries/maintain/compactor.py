@@ -96,6 +96,7 @@ def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile
     gathered_bytes = 0
     for group in reversed(groups):
         group_bytes = sum(file.size for file in group)
+        # So an event is rewritten only as often as the logarithm of the store's size grows.
         if group[0].is_compacted and group_bytes > 2 * gathered_bytes:
             break
         first -= 1
@@ -237,7 +238,7 @@ class Merge:
     The constructor scans all input files; `write_all` reads their rows again, by key ranges.
 
     Events of commits later than `latest_us` stay. All events stay unless all files of the store are
-    chosen. `change` converts the events of each key range; it neither drops nor adds any. `group`
+    chosen. `convert` converts the events of each key range; it neither drops nor adds any. `group`
     has the id of the new files and the number of the first; None draws an id. The footers of the
     new files keep `notes`.
     """
@@ -248,13 +249,13 @@ class Merge:
         snapshot: Snapshot,
         chosen: Sequence[DataFile],
         latest_us: int,
-        change: Callable[[pa.Table], pa.Table] | None = None,
+        convert: Callable[[pa.Table], pa.Table] | None = None,
         *,
         group: tuple[int, int] | None = None,
         notes: Mapping[str, str] | None = None,
     ) -> None:
         self._store = store
-        self._change = change
+        self._convert = convert
         self._notes = notes
         self._location = store.location
         self._chosen = chosen
@@ -264,7 +265,8 @@ class Merge:
         room = MemoryBudget(MAX_HELD_BYTES)
         small = SmallFiles(self._location, chosen, self._schema.names, room)
         self._large = [file for file in chosen if file.path not in small.paths]
-        if change is None:
+        # Texts stay encoded until they are written, but `convert` gets plain ones.
+        if convert is None:
             self._schema = self._encode_texts(self._schema, small.distinct_texts)
         self._small = {kind: small.rows(kind, self._schema) for kind in ("event", "edit")}
         self._index = snapshot.index()
@@ -272,7 +274,7 @@ class Merge:
         self.removed = 0
         self._found = self._kept_rows = 0
         self._samples: list[SizedKey] = []
-        # Scanning counts the rows and samples their keys, so it sets the three above.
+        # Scanning also counts the rows that are found, and samples their keys.
         states = [*map(self._scan_small, self._small.values())]
         self._states = combine_states([*states, *map(self._scan_large, self._large)])
         self._sorted = {
@@ -303,6 +305,7 @@ class Merge:
     def _may_remove(self) -> bool:
         """Return whether any event may be out of the retained range."""
         is_limited = self._snapshot.settings.retained != UNLIMITED
+        # Whether an event is in the range depends on later events, which other files may have.
         is_whole = len(self._chosen) == len(self._snapshot.files)
         return is_whole and (is_limited or "floor_sequence" in self._index.columns)
 
@@ -381,6 +384,7 @@ class Merge:
                     begun = writer.submit(self._write, path, table)
                 if begun is not None:
                     new_files.append(begun.result())
+                # A range that lost a row, or got one twice, shows here.
                 if self._found != self._kept_rows + self.removed:
                     raise _lost_events_error(self._store)
             except BaseException:
@@ -429,7 +433,7 @@ class Merge:
         order = sort_keys(codes, to_int64(table["sequence"]))
         series = series_column(names, codes[order])
         table = _decode_large(_take_in_order(table.drop_columns(["series"]), order, series))
-        return table if self._change is None else self._change(table)
+        return table if self._convert is None else self._convert(table)
 
     def _read_range(self, kind: str, keys: KeyRange) -> pa.Table:
         """Return the rows of a key range; key ranges are read in ascending order."""

@@ -89,17 +89,17 @@ def list_open_records(store: Store) -> list[ErasureRecord]:
     return open_records[::-1]
 
 
-def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
+def list_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
     """Find the files that may still have an erased value; paths are relative to the store."""
     wait_for_checkpoints()  # One that was due before the erasure may have a value as well.
     if not records:
         return []
     keys = _collect_keys(records)
-    data = [*_find_dead_files(store, keys), *_find_kept_aside(store.location, keys)]
-    data += _find_staged(store.location, max(record.erasure.time_us for record in records))
+    data = [*_list_dead_files(store, keys), *_list_kept_aside(store.location, keys)]
+    data += _list_staged(store.location, max(record.erasure.time_us for record in records))
     return [
         *data,
-        *(f"_delta_log/{file.name}" for file in _find_log_files(store.location, records)),
+        *(f"_delta_log/{file.name}" for file in _list_log_files(store.location, records)),
     ]
 
 
@@ -115,7 +115,7 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
         return 0
     location = store.location
     removed = 0
-    dead = _find_dead_files(store, _collect_keys(due))
+    dead = _list_dead_files(store, _collect_keys(due))
     if dead:
         table = load_table(location)
         obsolete = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False))
@@ -126,7 +126,7 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
     _remove_log_files(store, due)
     for record in due:
         is_undecided = record.erasure.time_us + _UNDECIDED_US > now_us
-        if is_undecided or find_files_with_values(store, [record]):
+        if is_undecided or list_files_with_values(store, [record]):
             break
         flag_erasure(location, record.erasure.id, "done")
     return removed
@@ -139,7 +139,7 @@ def _collect_keys(records: Sequence[ErasureRecord]) -> ErasedKeys:
     return keys
 
 
-def _find_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
+def _list_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
     """Find the data files outside the store's current version that have one of `keys`."""
     live = store.snapshot().paths
     return sorted(
@@ -151,7 +151,7 @@ def _find_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
     )
 
 
-def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
+def _list_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
     """Find the files with one of `keys` that a repair has put aside."""
     if not location.is_local:
         return []
@@ -163,7 +163,7 @@ def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
     ]
 
 
-def _find_staged(location: Location, before_us: int) -> list[str]:
+def _list_staged(location: Location, before_us: int) -> list[str]:
     """Find the files that killed writers have staged before an erasure.
 
     Their rows have no sequences yet, so any of them may belong to an erased event.
@@ -190,7 +190,7 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
                 for name in set(KEY_COLUMNS) - set(key_columns):
                     data_type = pa.string() if name in ("series", "erasure") else pa.int64()
                     rows = rows.append_column(name, pa.nulls(rows.num_rows, data_type))
-                if keys.find_values(rows).any():
+                if keys.flag_values(rows).any():
                     return True
     except FileNotFoundError:
         return False
@@ -199,7 +199,7 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
     return False
 
 
-def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[LogFile]:
+def _list_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[LogFile]:
     """Find log files from before the erasures with statistics that may have an erased value."""
     cleaned = list_flagged(location, "log")
     records = [record for record in records if record.erasure.id not in cleaned]
@@ -246,7 +246,7 @@ def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     with exclusive(location, CHECKPOINT_LOCK) as lock:
         if lock is None:
             return  # A writer may be about to add an older checkpoint; the next round tries again.
-        files_with_values = _find_log_files(location, records)
+        files_with_values = _list_log_files(location, records)
         if not files_with_values:
             # The log gains nothing from before an erasure, so read it only once.
             ids = {record.erasure.id for record in records}
@@ -313,7 +313,7 @@ def erase(
         change.discard_unused()
     assert commit is not None
     record = change.records[commit.head_id]
-    files_left = find_files_with_values(store, [record])
+    files_left = list_files_with_values(store, [record])
     return dataclasses.replace(record.erasure, files=tuple(files_left))
 
 
@@ -321,9 +321,9 @@ def list_erasures(store: Store) -> list[Erasure]:
     """Return the erasures, oldest first, with the files that still have some."""
     files_left = {}
     open_records = list_open_records(store)
-    if find_files_with_values(store, open_records):
+    if list_files_with_values(store, open_records):
         for record in open_records:
-            files_left[record.erasure.id] = tuple(find_files_with_values(store, [record]))
+            files_left[record.erasure.id] = tuple(list_files_with_values(store, [record]))
     erasures = [record.erasure for record in read_records(store.location, store.metadata().erasure)]
     return [
         dataclasses.replace(erasure, files=files_left.get(erasure.id, ()))
@@ -447,7 +447,7 @@ class _ErasureCommit(Revision):
 
     def _erase_rows(self, rows: pa.Table) -> pa.Table:
         """Return `rows` with nulls in place of the erased values."""
-        is_erased = self._keys.find_values(rows)
+        is_erased = self._keys.flag_values(rows)
         if not is_erased.any():
             return rows
         # Taking null positions gives nulls of any type, nested ones as well.
@@ -506,7 +506,7 @@ class _StoredSeries:
         row_filter = RowFilter([series])
         for file in filter(row_filter.may_match_file, snapshot.files):
             rows = read_rows(snapshot.location, [file], base_fields(columns), row_filter)
-            is_erased = keys.find_values(rows)
+            is_erased = keys.flag_values(rows)
             if is_erased.any():
                 self.holders.append(file)
                 erased += to_int64(rows["sequence"])[is_erased].tolist()

@@ -359,7 +359,7 @@ def _find_moved_events(
     # the time of a corrected commit got it from the clock, not from its writer.
     is_assigned = np.isin(us, np.unique(old_us))
     corrected = np.where(is_assigned, _look_up(commit, commit_us), us)
-    newest = _find_newest_before(names, newest_us)
+    newest = _compute_newest_before(names, newest_us)
     starts, sizes = find_number_runs(codes)
     for start, end in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
         rows = slice(start, end)
@@ -382,23 +382,23 @@ def _look_up(numbers: Int64Array, values: Mapping[int, int]) -> Int64Array:
     return results[np.searchsorted(known_numbers, numbers)]
 
 
-def _find_newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
+def _compute_newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
     rows = pc.index_in(names, newest_us["series"].combine_chunks().cast(pa.string()))
     us = newest_us["newest_us"].combine_chunks().cast(pa.int64()).take(rows)
     newest: Int64Array = us.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
     return newest
 
 
-def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
+def apply_correction(rows: pa.Table, correction: TimeCorrection) -> pa.Table:
     """Return events, in any order, with their new times and the new times of edits' originals."""
-    stamps = _correct_column(rows["series"], rows["sequence"], rows["timestamp"], change)
+    stamps = _correct_column(rows["series"], rows["sequence"], rows["timestamp"], correction)
     originals = _correct_column(
-        rows["series"], rows["original_sequence"], rows["original_timestamp"], change
+        rows["series"], rows["original_sequence"], rows["original_timestamp"], correction
     )
     commit, commit_us = to_int64(rows["commit"]), to_int64(rows["commit_time"])
-    moved = np.isin(commit, list(change.commit_us))
+    moved = np.isin(commit, list(correction.commit_us))
     commit_us = commit_us.copy()
-    commit_us[moved] = _look_up(commit[moved], change.commit_us)
+    commit_us[moved] = _look_up(commit[moved], correction.commit_us)
     new = {
         "timestamp": stamps,
         "original_timestamp": originals,
@@ -411,7 +411,10 @@ def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
 
 
 def _correct_column(
-    series: pa.ChunkedArray, sequence: pa.ChunkedArray, us: pa.ChunkedArray, change: TimeCorrection
+    series: pa.ChunkedArray,
+    sequence: pa.ChunkedArray,
+    us: pa.ChunkedArray,
+    correction: TimeCorrection,
 ) -> pa.Array:
     """Return the new times of the events (`series`, `sequence`); `us` for those without one."""
     events = pa.table(
@@ -421,7 +424,7 @@ def _correct_column(
             "row": np.arange(len(series)),
         }
     )
-    joined = events.join(change.events, ["series", "sequence"], join_type="left outer")
+    joined = events.join(correction.events, ["series", "sequence"], join_type="left outer")
     new = joined.sort_by("row")["timestamp"].combine_chunks()
     return pc.coalesce(new, us.combine_chunks())
 
@@ -461,31 +464,31 @@ def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
     return times
 
 
-def correct_future_commits(store: Store, change: TimeCorrection) -> None:
+def correct_future_commits(store: Store, correction: TimeCorrection) -> None:
     """Commit the corrected times."""
     new_id = store.new_id()
     new_files = [
-        _rewrite_file(store, file, change, new_id, number)
-        for number, file in enumerate(change.files)
+        _rewrite_file(store, file, correction, new_id, number)
+        for number, file in enumerate(correction.files)
     ]
     with store.commit_lock() as log:
-        unchanged = [file for file in store.data_files() if file not in change.files]
+        unchanged = [file for file in store.data_files() if file not in correction.files]
         stored = [
             replace(to_data_file(new, old.first_commit), last_commit=old.last_commit)
-            for new, old in zip(new_files, change.files, strict=True)
+            for new, old in zip(new_files, correction.files, strict=True)
         ]
-        index = _rebuild_index(store, [*unchanged, *stored], change.now_us)
+        index = _rebuild_index(store, [*unchanged, *stored], correction.now_us)
         index, head = write_full_head(store.location, new_id, index)
         log.mark_checked()
-        commit = PreparedCommit(new_id, index, new_files, [head], replaced=change.files)
+        commit = PreparedCommit(new_id, index, new_files, [head], replaced=correction.files)
         store.commit_prepared(commit, {}, synced=True)
 
 
 def _rewrite_file(
-    store: Store, file: DataFile, change: TimeCorrection, new_id: int, number: int
+    store: Store, file: DataFile, correction: TimeCorrection, new_id: int, number: int
 ) -> WrittenFile:
     schema = file_schema(store.values)
-    rows = apply_correction(read_rows(store.location, [file], schema, ALL_ROWS), change)
+    rows = apply_correction(read_rows(store.location, [file], schema, ALL_ROWS), correction)
     names, codes = encode_runs(rows["series"])
     order = sort_keys(codes, to_int64(rows["sequence"]))
     rows = rows.take(pa.array(order)).combine_chunks()

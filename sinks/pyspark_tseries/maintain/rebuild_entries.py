@@ -55,9 +55,9 @@ from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, shadow_log
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
     entry_damage,
-    find_readable_log,
     newest_version,
     read_entry,
+    read_readable_log,
 )
 from pyspark_tseries.store.log_entries import (
     Entry,
@@ -151,7 +151,7 @@ def rebuild_entries(location: Location) -> list[RebuiltEntry]:
 
 def _read_log(location: Location) -> _KnownLog:
     newest = newest_version(location)
-    reach = find_readable_log(location, newest)
+    reach = read_readable_log(location, newest)
     log = _KnownLog(location, reach.base, newest, reach.torn)
     for version in range(reach.base + 1, newest + 1):
         why = entry_damage(location, version)
@@ -194,7 +194,7 @@ def _rebuild_change(log: _KnownLog, version: int) -> tuple[bytes | None, str]:
     """Rebuild the entry `version`, which held no commit; return it, or None, and how."""
     with _copy_log(log, list(log.rebuilt.values()), version - 1) as copy:
         table = DeltaTable(pathlib.Path(copy).as_uri())
-        columns = _find_unknown_columns(log, pa.schema(table.schema()))
+        columns = _list_unknown_columns(log, pa.schema(table.schema()))
         if columns:
             table.alter.add_columns(Schema.from_arrow(pa.schema(columns)).fields)
             path = os.path.join(
@@ -211,7 +211,7 @@ def _rebuild_change(log: _KnownLog, version: int) -> tuple[bytes | None, str]:
     return content, "it replaced files that are still there, and is empty now"
 
 
-def _find_unknown_columns(log: _KnownLog, table_schema: pa.Schema) -> list[pa.Field]:
+def _list_unknown_columns(log: _KnownLog, table_schema: pa.Schema) -> list[pa.Field]:
     """Find the columns of event files that `table_schema` lacks."""
     unknown: dict[str, pa.Field] = {}
     for path in sorted({path for entry in log.entries.values() for path in entry.added}):
@@ -289,7 +289,7 @@ def _rebuild_commit(
     }
     if after is not None:  # The next commit that is known was made on top of this one.
         head_ids &= _list_chain(log.entries[after].transactions[HEAD_TRANSACTION], heads)
-    files = _find_files(log, version, number)
+    files = _list_files(log, version, number)
     file_ids = {file_id for file_id, _ in files}
     possible_ids = head_ids if len(head_ids) == 1 else head_ids & file_ids or file_ids
     if len(possible_ids) != 1:
@@ -321,7 +321,7 @@ def _list_chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
     return chain
 
 
-def _find_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, FileAction]]:
+def _list_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, FileAction]]:
     """Find the files of the commit `number` that no whole entry adds, with their heads' ids."""
     named_paths = {path for entry in log.entries.values() for path in entry.added}
     files: dict[str, tuple[int, FileAction]] = {}

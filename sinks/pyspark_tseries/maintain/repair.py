@@ -77,9 +77,9 @@ from pyspark_tseries.store.log_check import (
     ForeignChange,
     find_foreign_change,
     find_log_damage,
-    find_readable_log,
     newest_version,
     read_entries_back,
+    read_readable_log,
     read_whole_entry,
     torn_files,
     unchecked_entries,
@@ -313,7 +313,7 @@ class Rewind:
 def plan_rewind(location: Location, *, give_up: bool) -> Rewind | None:
     """Plan the rewind of the store at the local `location`; None if nothing is torn."""
     newest = newest_version(location)
-    reach = find_readable_log(location, newest)
+    reach = read_readable_log(location, newest)
     last, torn = reach.last, list(reach.torn)
     findings = [
         Finding("checkpoint", f"'{name}' cannot be read", path=location.file(LOG_FOLDER, name))
@@ -348,7 +348,7 @@ def plan_rewind(location: Location, *, give_up: bool) -> Rewind | None:
             unsynced[path] = replace(file, problem=synced)
             continue
         findings.append(file)
-        reach = find_readable_log(location, version - 1)
+        reach = read_readable_log(location, version - 1)
         last, torn = reach.last, list(dict.fromkeys([*torn, *reach.torn]))
     if not findings and not unsynced:
         return None

@@ -55,7 +55,7 @@ from pyspark_tseries.model.downsampling import (
     check_aggregates,
     describe_reasons,
     flag_changed,
-    fold_changes,
+    keep_last_changes,
     merge_ranges,
     parse_aggregates,
     parse_rollup_settings,
@@ -479,9 +479,9 @@ class _RollupRun:
                 changes.append(new_changes)
                 touched |= new_series
                 if sum(table.num_rows for table in changes) > MAX_BUCKETS_PER_COMMIT:
-                    changes = [fold_changes(pa.concat_tables(changes))]
+                    changes = [keep_last_changes(pa.concat_tables(changes))]
             changes.append(self._read_erasures(self._since.number))
-        return fold_changes(pa.concat_tables(changes)), touched
+        return keep_last_changes(pa.concat_tables(changes)), touched
 
     def _next_starts(self, names: Sequence[str]) -> Int64Array:
         """Return where the next bucket of each series begins; NEVER_US if the rollup has none."""
@@ -536,7 +536,7 @@ class _RollupRun:
             for rows in scan_file(location, file, base_fields(_CHANGED_COLUMNS), later):
                 is_original = rows["original_sequence"].is_null()
                 names = set(rows["series"].filter(is_original).unique().to_pylist())
-                yield fold_changes(self._find_changes(rows)), names
+                yield keep_last_changes(self._find_changes(rows)), names
 
     def _find_changes(self, rows: pa.Table) -> pa.Table:
         """Return the rows whose bucket the rollup may have as changes, each of one event."""
@@ -666,7 +666,7 @@ class _RollupRun:
 
     def _find_first_buckets(self, names: Sequence[str], group: KeyRange) -> dict[str, int]:
         """Return the bucket of the first visible original, by series that has lost originals."""
-        low, _ = self._find_bounds(names)
+        low, _ = self._compute_bounds(names)
         trimmed = [name for name, sequence in zip(names, low.tolist(), strict=True) if sequence > 0]
         if not trimmed:
             return {}
@@ -677,7 +677,7 @@ class _RollupRun:
         starts = self._buckets.starts(to_int64(rows["timestamp"])).tolist()
         return dict(zip(rows["series"].to_pylist(), starts, strict=True))
 
-    def _find_bounds(self, names: Sequence[str]) -> tuple[Int64Array, Int64Array]:
+    def _compute_bounds(self, names: Sequence[str]) -> tuple[Int64Array, Int64Array]:
         """Return the lowest sequence and the earliest time of each series in the source."""
         states = self._index.lookup_all(names)
         newest = states["last_sequence"], states["original_us"]
@@ -691,7 +691,7 @@ class _RollupRun:
         names, codes = encode_runs(buckets["series"])
         starts = to_int64(buckets["timestamp"])
         series = names.to_pylist()
-        low, low_us = self._find_bounds(series)
+        low, low_us = self._compute_bounds(series)
         first_us = np.array([first_buckets.get(name, MAX_NUMBER) for name in series], np.int64)
         first_us = np.where(low <= 0, NEVER_US, first_us)
         is_complete = (starts >= low_us[codes]) & (starts > first_us[codes])

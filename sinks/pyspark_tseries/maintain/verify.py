@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries.errors import Finding, UnusableStore, WrongClock
-from pyspark_tseries.maintain.erase import find_files_with_values, list_open_records
+from pyspark_tseries.maintain.erase import list_files_with_values, list_open_records
 from pyspark_tseries.maintain.rebuild import compare_bounds, read_logged_bounds
 from pyspark_tseries.model.arrays import (
     NEVER_US,
@@ -107,7 +107,7 @@ def describe(
         "cti": _format(metadata.ctis.store_us),
         "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
         "erasures": sum(1 for _ in read_records(snapshot.location, metadata.erasure)),
-        "erasure_files": find_files_with_values(store, list_open_records(store)),
+        "erasure_files": list_files_with_values(store, list_open_records(store)),
         "maintenance_error": _read_maintenance_error(snapshot.location),
     }
 
@@ -314,7 +314,7 @@ def find_violations(
     if not events.num_rows:
         return []
     sorted_events = _sort_events(events)
-    required = _find_required_sequences(sorted_events, index, compacted)
+    required = _compute_required_sequences(sorted_events, index, compacted)
     checks = (
         _check_sequences(sorted_events, required),
         _check_timestamps(sorted_events),
@@ -345,7 +345,7 @@ def _sort_events(events: pa.Table) -> _SortedEvents:
     )
 
 
-def _find_required_sequences(
+def _compute_required_sequences(
     events: _SortedEvents, index: SeriesIndex, compacted: CompactionHorizon
 ) -> Int64Array:
     """Return, for each series, the sequence from which on no event may be missing."""
@@ -416,7 +416,7 @@ def _check_edits(events: _SortedEvents, required: Int64Array) -> Iterator[Findin
     forward = edited >= events.sequence[rows]
     lost = ~exists & (edited >= required[codes]) & ~forward
     wrong = exists & (events.edited[originals] != NO_ORIGINAL) & ~forward
-    unlike = exists & ~wrong & ~forward & _find_wrong_originals(events.table, rows, originals)
+    unlike = exists & ~wrong & ~forward & _flag_wrong_originals(events.table, rows, originals)
     for bad, fault in (
         (forward, "which is not before it"),
         (lost, "which does not exist"),
@@ -427,7 +427,7 @@ def _check_edits(events: _SortedEvents, required: Int64Array) -> Iterator[Findin
             yield events.finding("edit", rows[i], f"edits {edited[i]}, {fault}")
 
 
-def _find_wrong_originals(
+def _flag_wrong_originals(
     table: pa.Table, rows: Int64Array, original_rows: Int64Array
 ) -> BoolArray:
     """Flag the edits that record another timestamp or author than their original has."""

@@ -135,7 +135,7 @@ class _Widening(Revision):
         """Copy files until few are left; files of new commits come in the next round."""
         snapshot = self._store.snapshot()
         self._resolve(snapshot)
-        narrow = self._find_narrow(snapshot)
+        narrow = self._list_narrow(snapshot)
         self._copies = self._adopt_copies(snapshot, narrow)
         before = math.inf
         for _ in range(_MAX_ROUNDS):
@@ -149,7 +149,7 @@ class _Widening(Revision):
                 self._copy(snapshot, file)
             snapshot = self._store.snapshot()
             self._resolve(snapshot)
-            narrow = self._find_narrow(snapshot)
+            narrow = self._list_narrow(snapshot)
             for path in self._copies.keys() - snapshot.paths:
                 # The file has left the store: no commit can name its copies any more.
                 stale = self._copies.pop(path)
@@ -160,7 +160,7 @@ class _Widening(Revision):
         if self._owner is not None:
             AccessCheck(context.settings.policy, self._owner).require("own", _TO_DO)
         self._resolve(snapshot)
-        narrow = self._find_narrow(snapshot)
+        narrow = self._list_narrow(snapshot)
         if self._values == snapshot.values and not narrow:
             raise _NothingToWiden
         for file in self._find_due(narrow):
@@ -203,7 +203,7 @@ class _Widening(Revision):
             self._copies = {}
             self._is_narrow = {}
 
-    def _find_narrow(self, snapshot: Snapshot) -> list[DataFile]:
+    def _list_narrow(self, snapshot: Snapshot) -> list[DataFile]:
         """Return the files with a column that not every reader reads as its new type."""
         for file in snapshot.files:
             if file.path not in self._is_narrow:

@@ -1,7 +1,7 @@
 """Divide time into buckets of a width, also by the clock of a time zone (semantics 32.1).
 
 The clock of a zone is UTC plus an *offset*, which is constant between two *transitions*.
-`_find_segments` returns the pieces between transitions, so arithmetic on whole arrays finds the
+`_list_segments` returns the pieces between transitions, so arithmetic on whole arrays finds the
 start of a bucket. Only the first times of a piece need care: their bucket may have begun before it.
 """
 
@@ -158,7 +158,7 @@ class Buckets:
         assert self.zone is not None
         # Begin early enough to include the start of the bucket of `low`.
         before = None
-        for start, end, offset in _find_segments(self.zone, low - self._reach, high):
+        for start, end, offset in _list_segments(self.zone, low - self._reach, high):
             if before is None:
                 first_start = int(self._floor(np.array([start + offset]))[0]) - offset
                 piece = _Piece(start, end, offset, max(first_start, start), first_start)
@@ -317,13 +317,13 @@ def _offset(zone: str, us: int) -> int:
     return gap // timedelta(microseconds=1)
 
 
-def _find_segments(zone: str, low: int, high: int) -> list[tuple[int, int, int]]:
+def _list_segments(zone: str, low: int, high: int) -> list[tuple[int, int, int]]:
     """Return start, end (exclusive) and offset of the pieces that cover `low` to `high`."""
     first_year, last_year = (to_datetime(min(max(us, MIN_US), FINAL_US)).year for us in (low, high))
     changes = [
         change
         for year in range(first_year, last_year + 1)
-        for change in _find_transitions(zone, year)
+        for change in _list_transitions(zone, year)
     ]
     inside = [change for change in changes if low < change <= high]
     starts, ends = [low, *inside], [*inside, high + 1]
@@ -341,13 +341,13 @@ _CYCLE_US: Final = 146_097 * DAY_US
 
 
 @lru_cache(maxsize=4096)
-def _find_transitions(zone: str, year: int) -> tuple[int, ...]:
+def _list_transitions(zone: str, year: int) -> tuple[int, ...]:
     """Return the times of a year at which the offset of `zone` changes; one a day at most."""
     if year < _FIRST_YEAR:
         return ()
     if _REPEATED_YEAR + _CYCLE_YEARS <= year < 9999:
         cycles = (year - _REPEATED_YEAR) // _CYCLE_YEARS
-        same_year = _find_transitions(zone, year - cycles * _CYCLE_YEARS)
+        same_year = _list_transitions(zone, year - cycles * _CYCLE_YEARS)
         return tuple(change + cycles * _CYCLE_US for change in same_year)
     begin = max(from_datetime(datetime(year, 1, 1, tzinfo=UTC)), MIN_US + DAY_US)
     end = FINAL_US - DAY_US

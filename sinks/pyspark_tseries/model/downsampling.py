@@ -516,7 +516,7 @@ def check_aggregates(aggregates: Sequence[Aggregate]) -> None:
             )
 
 
-def fold_changes(changes: pa.Table) -> pa.Table:
+def keep_last_changes(changes: pa.Table) -> pa.Table:
     """Return the last change of each bucket, sorted by series and start, with the number of all."""
     if not changes.num_rows:
         return changes
@@ -527,9 +527,9 @@ def fold_changes(changes: pa.Table) -> pa.Table:
     order = np.lexsort((sequence, commit, starts, codes))
     begins, sizes = find_number_runs(codes[order], starts[order])
     last_rows = order[begins + sizes - 1]
-    folded = changes.take(pa.array(last_rows))
+    last = changes.take(pa.array(last_rows))
     sums = np.add.reduceat(counts[order], begins)
-    return folded.set_column(folded.schema.get_field_index("count"), "count", pa.array(sums))
+    return last.set_column(last.schema.get_field_index("count"), "count", pa.array(sums))
 
 
 def describe_reasons(changes: pa.Table) -> pa.Array:

@@ -339,11 +339,11 @@ def _read_live(task: Delivery) -> pa.Table:
     # The range may end within the next commit.
     commits = task.start.commit + 1, task.end.commit + 1
     expression = filter_after(task.start) & filter_up_to(task.end)
-    row_filter = RowFilter(task.choice.names, _find_live_keys(task), commits=commits)
+    row_filter = RowFilter(task.choice.names, _compute_live_keys(task), commits=commits)
     return keep_chosen(_read_rows(task, task.files, row_filter, expression), task.choice)
 
 
-def _find_live_keys(task: Delivery) -> KeyRange:
+def _compute_live_keys(task: Delivery) -> KeyRange:
     """Return the keys that a task may have; between two keys of one commit, only those."""
     start, end, keys = task.start, task.end, task.key_range
     if end.after is None or start.commit != end.commit:

@@ -85,7 +85,7 @@ def downsample(scope: Scope, query: Query, downsampling: Downsampling) -> Iterat
     """
     schema = pa.schema(scope.snapshot.values)
     folding = Folding(schema, downsampling)
-    ends = find_fill_ends(query.view)
+    ends = compute_fill_ends(query.view)
     scopes = _divide_series(scope, query) if downsampling.group == "series" else [scope]
     plain = make_plain(query, has_erasures=scope.snapshot.has_erasures)
     for some_series in scopes:
@@ -109,7 +109,7 @@ def _number_as_originals(rows: pa.Table) -> pa.Table:
 def _fold_plain(scan: Scan, folding: Folding, merger: Merger) -> None:
     """Fold the originals of a plain query as they are read, then the edits in force."""
     ranges = Ranges(scan)
-    edited = _LatestEdits(_find_edits(scan, ranges, folding.columns))
+    edited = _LatestEdits(_read_edits(scan, ranges, folding.columns))
     is_sorted = not any(file.is_foreign for file in scan.originals)
     # The rows of small files come together, each file's in its order.
     must_sort = not is_sorted or "sequence" in folding.columns
@@ -165,7 +165,7 @@ class _LatestEdits:
         return self._edits.filter(pa.array(self._is_there))
 
 
-def _find_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
+def _read_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
     """Return the latest edit of each original in the ranges, numbered as it and sorted by it."""
     of_original = ["original_sequence", "original_timestamp"]
     edits = scan.read_edits(list(dict.fromkeys([*columns, "sequence", *of_original])))
@@ -188,7 +188,7 @@ def gaps(scope: Scope, query: Query, longer_than_us: int) -> pa.Table:
     return pa.concat_tables([GAP_FIELDS.empty_table(), *tables])
 
 
-def find_fill_ends(view: Range) -> tuple[int | None, int | None]:
+def compute_fill_ends(view: Range) -> tuple[int | None, int | None]:
     """Return the first and last time that a view range names, both inclusive; None for none.
 
     A span such as `next 1 hour` from a time ends at a time, too. A single time is both: all events

@@ -227,11 +227,13 @@ def read_newest(
     """
     count = min(count, MAX_COUNT)
     oldest, oldest_us = series.retained(snapshot)
+    # Even if all edits are among the newest events, `count` originals are from these lows on.
     lows = np.maximum(oldest, series.last + 1 - count - series.edits(snapshot))
     is_new = np.ones(len(series), bool) if seen_sequences is None else seen_sequences == NO_SEQUENCE
     later = lows if seen_sequences is None else np.maximum(lows, seen_sequences + 1)
     rows = _read_rows(snapshot, series, later, columns)
     newest = _pick_newest(series, rows, (oldest, oldest_us), count, earlier_rows)
+    # Where erased events left too few, there may be older originals below the low.
     may_miss = is_new & (newest.sizes < count) & (lows > oldest)
     if not snapshot.has_erasures or not may_miss.any():
         return newest
@@ -301,7 +303,7 @@ def read_newest_exactly(
     count = min(count, MAX_COUNT)
     retained = series.retained(snapshot)
     to_us = MAX_NUMBER if at_us is None else at_us
-    lows = _find_lows(snapshot, series, retained, count, to_us)
+    lows = _read_lows(snapshot, series, retained, count, to_us)
     rows = _read_rows(snapshot, series, lows, columns, to_us)
     return _pick_newest(series, rows, retained, count)
 
@@ -315,7 +317,7 @@ def _pick_newest(
 ) -> NewestRows:
     """Return the newest `count` originals of each series among `rows` and `earlier_rows`."""
     oldest, oldest_us = retained
-    codes, row_originals = _find_codes(rows, series.names), to_int64(originals_of(rows))
+    codes, row_originals = _compute_codes(rows, series.names), to_int64(originals_of(rows))
     us = to_int64(rows["timestamp"])
     visible = (row_originals >= oldest[codes]) & (us >= oldest_us[codes])
     is_original = visible & rows["original_sequence"].is_null().to_numpy()
@@ -343,7 +345,7 @@ def _pick_newest(
     return NewestRows(rows, np.append(0, np.cumsum(sizes)))
 
 
-def _find_codes(rows: pa.Table, names: Sequence[str]) -> Int64Array:
+def _compute_codes(rows: pa.Table, names: Sequence[str]) -> Int64Array:
     """Return the position of the series of each row in `names`."""
     distinct, codes = encode_runs(rows["series"])
     if not len(distinct):
@@ -379,7 +381,7 @@ def _pick_stored_schema(snapshot: Snapshot, columns: Sequence[str]) -> pa.Schema
     return select_fields(query_schema(snapshot.values), stored_columns(columns))
 
 
-def _find_lows(
+def _read_lows(
     snapshot: Snapshot,
     series: KnownSeries,
     retained: tuple[Int64Array, Int64Array],
@@ -397,7 +399,7 @@ def _find_lows(
     def find(file: DataFile) -> tuple[Int64Array, Int64Array]:
         newest_keys = _NewestKeys(count)
         for rows in scan_file(location, file, schema, row_filter):
-            codes, sequence = _find_codes(rows, series.names), to_int64(rows["sequence"])
+            codes, sequence = _compute_codes(rows, series.names), to_int64(rows["sequence"])
             inside = to_int64(rows["timestamp"]) >= oldest_us[codes]
             newest_keys.add(codes[inside], sequence[inside])
         return newest_keys.reduced()

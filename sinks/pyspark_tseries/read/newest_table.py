@@ -230,6 +230,7 @@ class _Question:
         """Answer from a table, and bring the table up to date."""
         match = self._match(store)
         stale = np.flatnonzero(match.seen_sequences != self.series.last)
+        # Threads read a few series each; many are read once, while the others wait for them.
         if len(stale) > MAX_SEPARATE_PROBES:
             with store.lock:
                 # Another thread may have read them in the meantime.
@@ -326,6 +327,7 @@ class _Question:
     ) -> tuple[list[str], int, bool]:
         """Return the columns and the number of rows to read, and whether to keep the new table."""
         if table is not None:
+            # A new table copies all rows: that pays if they are few, or many of them are new.
             is_kept = (
                 is_all
                 or table.rows.table.num_rows <= MAX_PATCHED_ROWS

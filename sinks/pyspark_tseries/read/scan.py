@@ -159,6 +159,7 @@ def run_query(
     plain = make_plain(query, has_erasures=snapshot.has_erasures)
     scan = Scan(scope, plain or query, sequences)
     if plain is not None and not scan.edits:
+        # Nothing replaces an original, and each is tested by itself: `select` has nothing to do.
         ranges = Ranges(scan)
         rows = sort_by_sequence(ranges.filter(scan.read(stored_columns(names))))
         return Answer(_show(rows, names, query), rows.num_rows)
@@ -271,7 +272,7 @@ class Scan:
         self._location = snapshot.location
         self._sequences = sequences
         self._schema = query_schema(snapshot.values).append(ERASURE_FIELD)
-        self._names = None if scope.names is None else _find_known(scope.names, index)
+        self._names = None if scope.names is None else _list_known(scope.names, index)
         has_series = RowFilter(self._names, scope.keys).may_match_file
         touched = [file for file in snapshot.files if has_series(file)]
         self.edits = [file for file in touched if file.kind == "edit"]
@@ -336,11 +337,11 @@ class Scan:
         `bounds`.
         """
         schema = encode_series(select_fields(self._schema, columns))
-        series = self._find_long_series() if by_runs else []
+        series = self._list_long_series() if by_runs else []
         reading = Reading(schema, self._make_original_filter(), series)
         fold_files(self._location, self.originals, reading, fold)
 
-    def _find_long_series(self) -> list[str]:
+    def _list_long_series(self) -> list[str]:
         """Return all series of the store, if their times never fall and they have many rows."""
         rows = sum(file.rows for file in self.originals)
         snapshot, index = self.scope.snapshot, self.scope.index
@@ -351,6 +352,7 @@ class Scan:
 
     def read_edits(self, columns: Sequence[str]) -> pa.Table:
         """Read the edits, of any original."""
+        # The bounds are of originals; their edits have later sequences, and may have later times.
         schema = encode_series(select_fields(self._schema, columns))
         return read_rows(self._location, self.edits, schema, self._make_series_filter())
 
@@ -450,7 +452,7 @@ def sample_series(
     return [(name, 0, max(1, size // len(sampled))) for name in sampled]
 
 
-def _find_known(series: Sequence[str], index: SeriesIndex) -> list[str]:
+def _list_known(series: Sequence[str], index: SeriesIndex) -> list[str]:
     """Return the requested series that have events, sorted."""
     names = sorted(set(series))
     is_known = index.lookup(names)["last_sequence"] != NO_SEQUENCE
@@ -548,7 +550,7 @@ def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPa
     files = [*scan.originals, *scan.edits]
     stored = sum(file.rows for file in files)
     budget.expect(_COMPRESSION * sum(file.size for file in files) / max(stored, 1))
-    low, high = _find_sequence_ends(scan, chosen)
+    low, high = _compute_sequence_ends(scan, chosen)
     sequences = np.maximum(high - low + 1, 1)
     # Together the series have no more rows than the files; compaction may have removed sequences.
     rows_per_sequence = min(1.0, stored / sequences.sum())
@@ -577,7 +579,7 @@ def _join(chosen: Sequence[str], begin: int, end: int) -> _ScanPart:
     return _ScanPart(list(chosen[begin:end]), KeyRange((chosen[begin], 0), beyond))
 
 
-def _find_sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, Int64Array]:
+def _compute_sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, Int64Array]:
     """Return the lowest and highest sequence that the query may need of each series."""
     states = scan.scope.index.lookup_all(names)
     edits = sum(file.rows for file in scan.edits)

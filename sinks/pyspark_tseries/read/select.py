@@ -13,7 +13,7 @@ selects their edits, and the query's kind decides which of these stay. No step l
 series.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -94,10 +94,10 @@ def compute_bounds(
         # If times are bounded, the first visible event depends on them as well.
         is_timed = retained.last_us is not None or (states["floor_us"] > NEVER_US).any()
         first_visible = None if is_timed else oldest
-        min_sequence, max_sequence = _find_sequence_bounds(
+        min_sequence, max_sequence = _compute_sequence_bounds(
             query.view, last_sequence, edits, first_visible
         )
-        min_us, max_us = _find_time_bounds(query, newest_us)
+        min_us, max_us = _compute_time_bounds(query, newest_us)
     return Bounds(
         np.broadcast_to(_raise_bound(min_sequence, oldest), size),
         np.broadcast_to(np.int64(MAX_NUMBER) if max_sequence is None else max_sequence, size),
@@ -160,14 +160,14 @@ def is_absolute(edits: Range) -> bool:
     return edits == FULL_RANGE or ends in (("sequence", "sequence"), ("time", "time"))
 
 
-def _find_sequence_bounds(
+def _compute_sequence_bounds(
     view: Range, last_sequence: Int64Array, edits: int, first_visible: Int64Array | None
 ) -> LowHigh:
     """Return the bounds by sequence; None for an open end."""
-    anchor = _find_point_sequences(view.anchor, last_sequence, edits)
+    anchor = _compute_point_sequences(view.anchor, last_sequence, edits)
     word, _, unit = view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _join(anchor, _find_point_sequences(view.span, last_sequence, edits))
+        return _join(anchor, _compute_point_sequences(view.span, last_sequence, edits))
     if unit == "us" or view.anchor.kind not in ("sequence", "last_count"):
         return None, None  # Which sequences are inside depends on the times of events.
     reach = view.span.value + edits
@@ -184,7 +184,7 @@ def _find_sequence_bounds(
     return None if low is None else np.minimum(low, last_sequence) - reach, high
 
 
-def _find_point_sequences(point: Point, last_sequence: Int64Array, edits: int) -> LowHigh:
+def _compute_point_sequences(point: Point, last_sequence: Int64Array, edits: int) -> LowHigh:
     if point.kind == "sequence":
         return np.full_like(last_sequence, point.value), np.full_like(last_sequence, point.value)
     if point.kind == "last_count":
@@ -194,16 +194,16 @@ def _find_point_sequences(point: Point, last_sequence: Int64Array, edits: int) -
     return None, None
 
 
-def _find_time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
+def _compute_time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
     """Return the bounds by time; None for an open end.
 
     The last event is the newest original, at `newest_us`, or an edit, and no edit is older than the
     originals before it.
     """
-    anchor = _find_point_times(query.view.anchor, newest_us)
+    anchor = _compute_point_times(query.view.anchor, newest_us)
     word, _, unit = query.view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _join(anchor, _find_point_times(query.view.span, newest_us))
+        return _join(anchor, _compute_point_times(query.view.span, newest_us))
     if query.view.anchor.kind not in ("time", "last_us"):
         return None, None  # Which times are inside depends on where the anchor's event lies.
     low, high = anchor
@@ -215,7 +215,7 @@ def _find_time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
     return None if low is None else low - query.view.span.value, high
 
 
-def _find_point_times(point: Point, newest_us: Int64Array) -> LowHigh:
+def _compute_point_times(point: Point, newest_us: Int64Array) -> LowHigh:
     if point.kind == "time":
         return np.full_like(newest_us, point.value), np.full_like(newest_us, point.value)
     if point.kind == "last_us":
@@ -330,8 +330,8 @@ def _find_originals(events: SeriesEvents) -> Int64Array:
 class _RangeEnd:
     """One end of a range, per series: a doubled sequence, or a time."""
 
-    by_time: bool
     at: Int64Array
+    by_time: bool = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +464,9 @@ class _Slots:
         doubled = np.where(position.index >= self.size, _AFTER_ALL, doubled)
         # Before slot 0 is before every event, even one that no count includes.
         first_inside = np.where(position.on, 0, 1)
-        return _RangeEnd(False, np.where(position.index < first_inside, _BEFORE_ALL, doubled))
+        return _RangeEnd(
+            np.where(position.index < first_inside, _BEFORE_ALL, doubled), by_time=False
+        )
 
 
 def _select_inside(range_: Range, slots: _Slots) -> BoolArray:
@@ -477,14 +479,14 @@ def _select_inside(range_: Range, slots: _Slots) -> BoolArray:
         values = slots.events.us if by_time else slots.events.sequence
         inside: BoolArray = (values >= low) & (values <= high)
         return inside
-    anchor = _find_absolute_bound(range_.anchor, slots)
+    anchor = _compute_absolute_bound(range_.anchor, slots)
     if range_.span.kind.startswith(("next", "previous")):
         forward = range_.span.kind.startswith("next")
-        end = _find_relative_bound(range_, slots, forward=forward)
+        end = _compute_relative_bound(range_, slots, forward=forward)
         return (
             _select_between(anchor, end, slots) if forward else _select_between(end, anchor, slots)
         )
-    end = _find_absolute_bound(range_.span, slots)
+    end = _compute_absolute_bound(range_.span, slots)
     # The ends may come in either order, which may differ between series.
     upwards, back = _select_between(anchor, end, slots), _select_between(end, anchor, slots)
     ahead = np.bincount(codes[upwards], minlength=len(slots.size)) > 0
@@ -510,14 +512,14 @@ def _select_between(low: _RangeEnd, high: _RangeEnd, slots: _Slots) -> BoolArray
     return inside
 
 
-def _find_absolute_bound(point: Point, slots: _Slots) -> _RangeEnd:
+def _compute_absolute_bound(point: Point, slots: _Slots) -> _RangeEnd:
     """Return the bound of a point that does not depend on an anchor."""
     if point.kind == "sequence":
-        return _RangeEnd(False, np.full(len(slots.size), 2 * point.value))
+        return _RangeEnd(np.full(len(slots.size), 2 * point.value), by_time=False)
     if point.kind == "time":
-        return _RangeEnd(True, np.full(len(slots.size), point.value))
+        return _RangeEnd(np.full(len(slots.size), point.value), by_time=True)
     if point.kind == "last_us":
-        return _RangeEnd(True, slots.last_us - point.value)
+        return _RangeEnd(slots.last_us - point.value, by_time=True)
     return slots.to_bound(_locate(point, slots, forward=True))
 
 
@@ -529,22 +531,24 @@ def _locate(point: Point, slots: _Slots, *, forward: bool) -> _SlotPosition:
         return _SlotPosition(slots.size - point.value, nowhere)
     if point.kind == "sequence":
         return slots.locate_sequence(point.value)
-    return slots.locate_time(_find_absolute_bound(point, slots).at, forward=forward)
+    return slots.locate_time(_compute_absolute_bound(point, slots).at, forward=forward)
 
 
-def _find_relative_bound(range_: Range, slots: _Slots, *, forward: bool) -> _RangeEnd:
+def _compute_relative_bound(range_: Range, slots: _Slots, *, forward: bool) -> _RangeEnd:
     """Return the bound of a span that counts from its anchor."""
     amount = range_.span.value if forward else -range_.span.value
     by_time = range_.anchor.kind in ("time", "last_us")
     if range_.span.kind.endswith("_us") and by_time:
-        return _RangeEnd(True, _find_absolute_bound(range_.anchor, slots).at + amount)
+        anchor = _compute_absolute_bound(range_.anchor, slots)
+        return _RangeEnd(anchor.at + amount, by_time=True)
     position = _locate(range_.anchor, slots, forward=forward)
     if range_.span.kind.endswith("_us"):
-        return _RangeEnd(True, _find_anchor_time(position, slots, range_, forward=forward) + amount)
+        anchor_us = _compute_anchor_time(position, slots, range_, forward=forward)
+        return _RangeEnd(anchor_us + amount, by_time=True)
     return slots.to_bound(_SlotPosition(position.index + amount, position.on))
 
 
-def _find_anchor_time(
+def _compute_anchor_time(
     position: _SlotPosition, slots: _Slots, range_: Range, *, forward: bool
 ) -> Int64Array:
     """Return an anchor's timestamp: of its event, or of the next one in the span's direction."""

@@ -190,7 +190,7 @@ class Folding:
         names, begins = find_runs_of(events["series"])
         tag = None if self._tag is None else unify(to_array(events[self._tag]))
         if tag is not None:
-            changes = np.union1d(begins, _find_changes(tag))
+            changes = np.union1d(begins, _list_run_starts(tag))
             names = names.take(pa.array(np.searchsorted(begins, changes, "right") - 1))
             begins = changes
         us = to_int64(to_array(events["timestamp"]))
@@ -374,7 +374,7 @@ def unify(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
 
 
-def _find_changes(column: pa.Array) -> Int64Array:
+def _list_run_starts(column: pa.Array) -> Int64Array:
     """Return the first row of each run of equal values."""
     codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy(zero_copy_only=False)
     return find_number_runs(codes)[0]

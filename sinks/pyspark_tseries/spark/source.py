@@ -283,7 +283,7 @@ def _prepare_write(options: WriteOptions, schema: StructType, *, overwrite: bool
         options=options,
         author=author,
         principal=principal,
-        optimistic=_find_optimistic_number(store),
+        optimistic=_make_optimistic_number(store),
     )
 
 
@@ -296,7 +296,7 @@ def _merge_columns(store: Store, incoming: list[pa.Field]) -> None:
         add_struct_fields(store, grown)
 
 
-def _find_optimistic_number(store: Store) -> OptimisticNumber:
+def _make_optimistic_number(store: Store) -> OptimisticNumber:
     """Return the commit that the batch gets if no other writer commits before it."""
     metadata = store.metadata()
     return OptimisticNumber(

@@ -438,7 +438,7 @@ def read_bounds(location: Location, path: str, size: int) -> FileBounds:
         }
         missing = [name for name, column_bounds in bounds_of.items() if column_bounds is None]
         if missing and metadata.num_rows:
-            bounds_of.update(_find_row_bounds(location, path, missing))
+            bounds_of.update(_compute_row_bounds(location, path, missing))
     except (OSError, pa.ArrowException, KeyError):
         return _UNKNOWN
     if not metadata.num_rows:
@@ -461,7 +461,7 @@ def _read_footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
     return min(group.min_raw for group in statistics), max(group.max_raw for group in statistics)
 
 
-def _find_row_bounds(
+def _compute_row_bounds(
     location: Location, path: str, columns: Sequence[str]
 ) -> dict[str, tuple[Any, Any]]:
     table = pq.read_table(

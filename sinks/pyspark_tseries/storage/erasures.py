@@ -125,7 +125,7 @@ class ErasedKeys:
         self.events.setdefault(erasure.series, set()).update(erasure.sequences, erasure.events)
         self.originals.setdefault(erasure.series, set()).update(erasure.sequences)
 
-    def find_values(self, rows: pa.Table) -> BoolArray:
+    def flag_values(self, rows: pa.Table) -> BoolArray:
         """Flag the included events that are not erased in `rows`, which has `KEY_COLUMNS`."""
         is_included = np.zeros(rows.num_rows, bool)
         for series, events in self.events.items():

@@ -326,7 +326,7 @@ class RowFilter:
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)
         if self.lows is not None:
-            needed &= to_int64(within["sequence"]) >= self._find_lows(within["series"])
+            needed &= to_int64(within["sequence"]) >= self._compute_lows(within["series"])
         elif self.names is not None and (len(self.names) > 1 or not is_sorted):
             requested = pa.array(self.names, pa.string())
             needed &= flag_names(within["series"], lambda names: pc.is_in(names, requested))
@@ -339,7 +339,7 @@ class RowFilter:
                 needed &= values <= high
         return start, needed
 
-    def _find_lows(self, series: pa.ChunkedArray) -> Int64Array:
+    def _compute_lows(self, series: pa.ChunkedArray) -> Int64Array:
         """Return the lowest needed sequence of the series of each row."""
         lows_of_chunks = [np.empty(0, np.int64)]
         for chunk in series.chunks:
@@ -551,6 +551,7 @@ def fold_files(
     piece_reading = replace(
         reading,
         row_filter=row_filter,
+        # By runs, all rows of a piece are read, so no condition may choose among them.
         series=() if row_filter.columns else reading.series,
         piece_rows=ROWS_PER_PIECE * (1 if wide else NARROW_PIECES),
     )
@@ -577,6 +578,7 @@ def _map_jobs(
         for piece in plan_pieces(file, footer, group_filter, reading.piece_rows)
     ]
     job_size = max(1, len(pieces) // (JOBS_PER_THREAD * width))
+    # With several pieces the threads of `map_parallel` are busy, and Arrow's would only compete.
     threads = len(pieces) == 1
     return map_parallel(
         lambda job: function(read_pieces(location, job, reading, threads=threads)),

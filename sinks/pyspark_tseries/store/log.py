@@ -353,13 +353,17 @@ def write_entry(
     staging = location.file("_tseries", "staging")
     draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
     try:
+        # Written elsewhere first, because other clients read an entry as soon as it has its name.
         location.write_whole(draft, entry, new=True)
         if synced:
+            # All that the entry depends on comes before it: after a power loss an entry without its
+            # files would be damage.
             directories = {*list_directories(location.root, [*files, os.path.join(log, "")])}
             new = directories - synced_directories
             parents = (os.path.dirname(path) for path in new if path != location.root)
             sync([draft, *files, *map(os.path.dirname, files), *new, *parents])
             synced_directories |= directories
+        # Only one client can take the name, so this decides which of two commits is first.
         move_exclusively(draft, entry_path(location, version))
         if synced:
             sync([log])
@@ -463,9 +467,9 @@ class Log:
             own_entry = self._own_entry
             if own_entry is not None and own_entry[0] == version and own_entry[1].metadata is None:
                 # This object wrote the entry, so it need not read it.
-                change = own_entry[1]
-                self._remember_transactions(version, change.transactions)
-                self._files.follow(change.files("add"), change.files("remove"))
+                new_entry = own_entry[1]
+                self._remember_transactions(version, new_entry.transactions)
+                self._files.follow(new_entry.files("add"), new_entry.files("remove"))
             else:
                 entry = read_plain_entry(self.location, version)
                 if entry is None:
@@ -606,51 +610,51 @@ class Log:
 
     def add(
         self,
-        change: NewEntry,
+        new_entry: NewEntry,
         files: Sequence[str] = (),
         *,
         synced: bool = True,
         expected_version: int | None = None,
     ) -> None:
-        """Add `change` as an entry, unless another client has set one of its transactions.
+        """Add `new_entry` as an entry, unless another client has set one of its transactions.
 
         Args:
-            change: the contents of the entry.
+            new_entry: the contents of the entry.
             files: the full paths of all files that it depends on.
             synced: True if a commit on a local path must survive a power loss once this returns.
-            expected_version: the version that `change` was made for; None for the newest known.
+            expected_version: the version that `new_entry` was made for; None for the newest known.
 
         Raises:
             DeltaError: a competing commit was first, or the storage failed.
             OSError: the storage failed.
         """
-        expected = {name: self.transaction(name) for name in change.transactions}
+        expected = {name: self.transaction(name) for name in new_entry.transactions}
         # The line above may have brought the log up to date, with a head unknown to the caller.
         if expected_version not in (None, self.version()):
             raise CommitFailedError("a competing commit was first")
         if self.location.is_local:
-            self._add_local(change, files, expected, synced=synced)
+            self._add_local(new_entry, files, expected, synced=synced)
         else:
-            if change.metadata is not None:
-                self._change_columns_remote(change)
-            self._add_remote(change)
+            if new_entry.metadata is not None:
+                self._change_columns_remote(new_entry)
+            self._add_remote(new_entry)
 
-    def _change_columns_remote(self, change: NewEntry) -> None:
+    def _change_columns_remote(self, new_entry: NewEntry) -> None:
         """Set the columns in a separate entry: Delta sets them only when it overwrites files.
 
         The overwritten partition has no files.
         """
-        assert change.metadata is not None
+        assert new_entry.metadata is not None
         transactions = {
             name: version
-            for name, version in change.transactions.items()
+            for name, version in new_entry.transactions.items()
             if name != HEAD_TRANSACTION
         }
         columns = NewEntry(transactions=transactions)
         self.table.create_write_transaction(
             [],
             "overwrite",
-            Schema.from_json(change.metadata["schemaString"]),
+            Schema.from_json(new_entry.metadata["schemaString"]),
             partition_by=["kind"],
             partition_filters=[("kind", "=", "none")],
             commit_properties=CommitProperties(
@@ -662,24 +666,24 @@ class Log:
         )
         self._refresh_table()
 
-    def _add_remote(self, change: NewEntry) -> None:
+    def _add_remote(self, new_entry: NewEntry) -> None:
         # Keep Delta's own retries: only appends conflict, over the head; commits without a head
         # succeed in a retry.
         self.table.create_write_transaction(
-            [_delta_action(action) for action in change.actions],
+            [_delta_action(action) for action in new_entry.actions],
             "append",
             self.table.schema(),
             partition_by=["kind"],
             commit_properties=CommitProperties(
-                app_transactions=[Transaction(*pair) for pair in change.transactions.items()],
-                custom_metadata={"tseries": seal_info(change, change.info(self._checked))},
+                app_transactions=[Transaction(*pair) for pair in new_entry.transactions.items()],
+                custom_metadata={"tseries": seal_info(new_entry, new_entry.info(self._checked))},
             ),
             post_commithook_properties=PostCommitHookProperties(True, False),
         )
 
     def _add_local(
         self,
-        change: NewEntry,
+        new_entry: NewEntry,
         files: Sequence[str],
         expected: Mapping[str, int | None],
         *,
@@ -688,21 +692,21 @@ class Log:
         if not self._is_writable:
             _check_writable(self._table, self.location)
             self._is_writable = True
-        removed_paths = {action.path for action in change.actions if action.statistics is None}
+        removed_paths = {action.path for action in new_entry.actions if action.statistics is None}
         while True:
             version = self.version()
             if synced:
                 self._sync_up_to(version)
-            info = change.info(version, synced=synced)
-            entry = format_entry(change, info, time.time_ns() // 1_000_000)
+            info = new_entry.info(version, synced=synced)
+            entry = format_entry(new_entry, info, time.time_ns() // 1_000_000)
             if self._try_entry(version + 1, entry, files, synced=synced):
-                self._own_entry = version + 1, change
+                self._own_entry = version + 1, new_entry
                 break
             # Appends conflict over the head. A commit without a head may try again, unless another
             # client has set one of its transactions or removed one of its files. One that sets the
             # columns may not: it would undo what another client has changed there.
             if (
-                change.metadata is not None
+                new_entry.metadata is not None
                 or any(self.transaction(name) != last for name, last in expected.items())
                 or not (removed_paths <= set(self.paths()))
             ):
@@ -722,7 +726,7 @@ class Log:
             )
         except FileExistsError:
             if not self._refresh_table() or self._version < version:
-                raise
+                raise  # No competing entry is there, so another turn would end here, too.
             return False
         self._synced = version if synced else self._synced
         return True

@@ -321,7 +321,7 @@ def find_log_damage(location: Location) -> UnusableStore | None:
     Read the newest checkpoint and the entries after it.
     """
     newest = newest_version(location)
-    reach = find_readable_log(location, newest)
+    reach = read_readable_log(location, newest)
     if 0 <= reach.last < newest:
         return _torn_entry_error(location, reach.last + 1, reach.reason)
     # If no entry can be read, this is not a store, unless only its last checkpoint is torn.
@@ -352,7 +352,7 @@ def newest_version(location: Location) -> int:
     return max((int(name[:20]) for name in names if name[:20].isdigit()), default=-1)
 
 
-def find_readable_log(location: Location, upto: int) -> ReadableLog:
+def read_readable_log(location: Location, upto: int) -> ReadableLog:
     """Return the readable part of a local store's log, up to the version `upto`.
 
     Read entries from the last whole checkpoint on, or from the first entry.
@@ -481,7 +481,9 @@ def _torn_reason(path: str, size: int | None) -> str | None:
         return "it is missing"
     if size is not None and length != size:
         return f"it has {length} bytes instead of the {size} in the log"
-    return None if end == ending else "it is empty" if not length else "it breaks off"
+    if end == ending:
+        return None
+    return "it breaks off" if length else "it is empty"
 
 
 def unsynced_files(

@@ -189,9 +189,9 @@ def checkpoint_path(location: Location, version: int) -> str:
     return location.file(LOG_FOLDER, f"{version:020d}.checkpoint.parquet")
 
 
-def format_entry(change: NewEntry, own_info: Mapping[str, Any], now_ms: int) -> bytes:
-    """Return an entry of this package; `own_info` is the info of `change`."""
-    lines = change.lines()
+def format_entry(new_entry: NewEntry, own_info: Mapping[str, Any], now_ms: int) -> bytes:
+    """Return an entry of this package; `own_info` is the info of `new_entry`."""
+    lines = new_entry.lines()
     info = {
         "timestamp": now_ms,
         "operation": "WRITE",
@@ -301,9 +301,9 @@ def _shift(change: int) -> int:
     return change
 
 
-def seal_info(change: NewEntry, own_info: Mapping[str, Any]) -> dict[str, Any]:
+def seal_info(new_entry: NewEntry, own_info: Mapping[str, Any]) -> dict[str, Any]:
     """Return `own_info` with the checksum of an entry that Delta writes into an object store."""
-    return {**own_info, CHECKSUM_KEY: _compute_content_checksum(change.lines(), own_info)}
+    return {**own_info, CHECKSUM_KEY: _compute_content_checksum(new_entry.lines(), own_info)}
 
 
 _COVERED: Final = {

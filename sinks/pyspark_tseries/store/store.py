@@ -161,6 +161,7 @@ class Store:
             UnusableStore: it is of another version, not a store, or damaged (see `repair`).
         """
         location = parse_location(path)
+        # All of a process share one object: its lock orders their commits, its caches serve them.
         with _opening_lock:
             store = _open_stores.get(location)
             if store is not None and store.refresh():
@@ -215,6 +216,7 @@ class Store:
         create_table(
             location, table_schema(values), {**table_properties, **(more_properties or {})}
         )
+        # If another client was first, this is its store, with its settings.
         store = Store.open(path)
         if retained is None:
             _LOG.warning(
@@ -558,6 +560,7 @@ class Store:
         # Take the snapshot first: this may bring the log up to date.
         snapshot = self.last_snapshot() if batch.needs_snapshot else None
         head_id, index = self.head_id(), self.index()
+        # A client that waits for the commit lock goes on without it once the holder is silent.
         with heartbeat(self.location) if batch.is_slow else contextlib.nullcontext():
             context = CommitContext(
                 location=self.location,
@@ -666,6 +669,7 @@ class Store:
             *attempt.beside,
         ]
         self.log.add(entry, files, synced=synced, expected_version=version)
+        # The next commit builds on this index, and need not read it from the head.
         self._last.remember(attempt.head_id, attempt.index)
 
 

@@ -135,7 +135,7 @@ def number_edits(
         the columns `original_sequence`, `original_timestamp`, `original_author`.
     """
     # What may be edited depends on the index before the batch; sequences follow its appends.
-    is_editable = _find_editable(targets, index, retained)
+    is_editable = _flag_editable(targets, index, retained)
     before = lookup_after(targets.names, index, appended)
     missing = np.flatnonzero(~is_editable)
     example = _describe_missing(targets, int(missing[0]), before) if len(missing) else None
@@ -168,7 +168,7 @@ def number_edits(
     return events, _original_columns(targets, order)
 
 
-def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
+def _flag_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
     states = index.lookup_all(targets.names.to_pylist())
     codes = targets.codes
     last_sequence = states["last_sequence"]
@@ -176,6 +176,7 @@ def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedR
     is_editable = targets.us != NEVER_US
     is_editable &= ~targets.erased
     visible = (targets.sequence >= low[codes]) & (targets.us >= low_us[codes])
+    # An original above the last sequence is one of this batch.
     flags: BoolArray = is_editable & (visible | (targets.sequence > last_sequence[codes]))
     return flags
 
@@ -241,6 +242,7 @@ def find_originals(
     is_named = pc.field("sequence").isin(pa.array(np.unique(sequences)))
     originals = read_rows(location, data, base_fields(EVENT_NAMES), row_filter, is_named)
     edits = pa.table({"series": series, "sequence": sequence, "row": np.arange(len(codes))})
+    # A join returns its rows in any order.
     joined = edits.join(originals, ["series", "sequence"], join_type="left outer").sort_by("row")
     us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
     author = joined["author"].combine_chunks().cast(pa.string())
@@ -455,6 +457,7 @@ class Batch(Appendable):
             ConditionFailed: the condition does not hold.
         """
         if self.condition is not None:
+            # The commit builds on this very state, or fails: nothing comes in between (35.2).
             self.condition.check(context)
         commit = _Commit(self, context)
         try:
@@ -675,13 +678,14 @@ class _Commit:
             file, series = group[0].file, group[0].series
             assert file is not None
             assert series is not None
+            # The commit needs a name of its own: the caller removes the task's files afterwards.
             self._location.copy(self._location.file(file.path), self._location.file(path))
             change = read_staged_task(self._location, series)
             return WriteResult(replace(file, path=path), change, Counts())
         memory = self._batch.limits.memory
         if sum(output.size for output in group) <= memory:
             if not self._batch.tasks and not self._batch.has_edits:
-                rows = self._batch.rows
+                rows = self._batch.rows  # There is nothing to split off, so nothing to copy.
             else:
                 batches = [appends for output in group for appends in self._appends(output)]
                 rows = pa.Table.from_batches(batches, schema).combine_chunks()
@@ -779,7 +783,8 @@ def _group_by_series(
 ) -> list[list[TaskOutput]]:
     """Group tasks so that no two groups share a series; all tasks with few rows share a group.
 
-    Groups, and the tasks in each, are in the order of the input.
+    So each group is numbered, and written to a file, by itself. Groups, and the tasks in each, are
+    in the order of the input.
     """
     root = list(range(len(outputs)))
 

@@ -207,7 +207,7 @@ def number_rows(
     before = index.lookup(rows.names.to_pylist())
     min_us = np.maximum(before["original_us"], index.cti_us)
     is_late = rows.us < min_us[rows.codes]
-    ahead = _find_ahead(rows.us, is_late, future)
+    ahead = _flag_ahead(rows.us, is_late, future)
     counts = _apply_late_policy(is_late, rows, before, out_of_order, index.cti_us)
     counts += _apply_future_policy(ahead, rows, future)
     drops_late = STORE_POLICIES[out_of_order] is Action.DROP
@@ -268,7 +268,7 @@ def number_event(
     return NumberedRows(row_zero, names, row_zero, *numbers, change, Counts(), row)
 
 
-def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -> BoolArray:
+def _flag_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -> BoolArray:
     if future is None:
         return np.zeros(len(us), bool)
     ahead: BoolArray = (us > future.last_us) & (us != UNTIMED) & ~is_late
@@ -392,7 +392,7 @@ def _assign_sequences(
         "newest_us": np.maximum(before["newest_us"], us[last_rows]),
         "original_sequence": sequence[last_rows],
         "original_us": us[last_rows],
-        "first_us": _find_first(before, us[first_rows]),
+        "first_us": _compute_first_us(before, us[first_rows]),
         "edits": before["edits"],
     }
     return NumberedRows(
@@ -417,7 +417,7 @@ def _check_assigned(us: Int64Array, names: pa.Array, codes: Int64Array, cti_us: 
         raise _before_cti_error(series, earliest_us, cti_us)
 
 
-def _find_first(before: dict[str, Int64Array], added_us: Int64Array) -> Int64Array:
+def _compute_first_us(before: dict[str, Int64Array], added_us: Int64Array) -> Int64Array:
     """Return the earliest timestamp of each series; one that an old head lacks stays unknown.
 
     `added_us` has the earliest of the batch. It may come before an event that was erased.

@@ -345,7 +345,7 @@ def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
     ],
 )
 def test_checkpoints_close_to_a_later_one_are_dense(versions, last, dense):
-    assert sorted(maintenance._find_dense(versions, last)) == dense
+    assert sorted(maintenance._choose_dense(versions, last)) == dense
 
 
 def test_a_head_that_was_current_within_the_hour_can_still_be_read(store, monkeypatch):

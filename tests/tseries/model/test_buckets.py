@@ -14,7 +14,7 @@ from lengths import outside_ci
 
 from pyspark_timestream.core.instants import DAY_US, HOUR_US, MINUTE_US
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.buckets import Buckets, _find_transitions, parse_buckets
+from pyspark_tseries.model.buckets import Buckets, _list_transitions, parse_buckets
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -62,7 +62,7 @@ def test_zones_change_in_any_far_year_as_their_clocks_do_and_not_before_1800() -
         days = [datetime(year, 1, 1, tzinfo=UTC) + timedelta(days=n) for n in range(366)]
         gaps = [day.astimezone(zone).utcoffset() for day in days]
         changed = [day for n, day in enumerate(days[:-1]) if gaps[n] != gaps[n + 1]]
-        found = [EPOCH + timedelta(microseconds=at - 1) for at in _find_transitions(name, year)]
+        found = [EPOCH + timedelta(microseconds=at - 1) for at in _list_transitions(name, year)]
         assert [at.date() for at in found] == [day.date() for day in changed], (name, year)
         first, last = datetime(2, 1, 1, tzinfo=UTC), datetime(1800, 1, 1, tzinfo=UTC)
         assert first.astimezone(zone).utcoffset() == last.astimezone(zone).utcoffset(), name
