@@ -561,17 +561,19 @@ def find_lossy_partitions(history: History, explained: Set[Partition]) -> Iterat
     clocks = [last_batch.clocks[partition] for partition in partitions]
     events = sum(clock.events for clock in clocks)
     malformed = sum(clock.malformed for clock in clocks)
-    dropped = sum(clock.dropped for clock in clocks)
-    flagged = sum(clock.flagged for clock in clocks)
-    text = (
-        f"of {events} events {dropped} were dropped as late, {flagged} flagged, "
-        f"{malformed} malformed"
+    late = {
+        name: sum(getattr(clock, name) for clock in clocks)
+        for name in LATE_COUNTERS
+        if name not in MOVED_COUNTERS
+    }
+    has_late = malformed < sum(late.values())
+    text = f"of {events} events {late.pop('dropped')} were dropped as late, " + ", ".join(
+        f"{count} {name}" for name, count in {**late, "malformed": malformed}.items()
     )
     worst = max(clocks, key=count_lost)
     if worst.cti_us is not None and worst.last_us is not None and worst.last_us < worst.cti_us:
         behind_us = worst.cti_us - worst.last_us
         text += f"; the last event is {round_duration(behind_us)} before the CTI"
-    has_late = 2 * malformed < dropped + flagged + malformed
     advice = _advise_delay(last_batch.settings, clocks, "if they are not meant to be late")
     yield Diagnosis(
         Kind.EVERYTHING_DROPPED,
