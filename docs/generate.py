@@ -78,59 +78,59 @@ EFFECTS = {"stream": "streams", "batch": "batch reads", "both": "streams and bat
 
 GROUPS = {
     "KafkaOptions": {
-        "subscribe": "Which topics",
-        "startingOffsets": "From where to where",
-        "maxOffsetsPerTrigger": "How much at once",
-        "failOnDataLoss": "Losses and brokers",
-        "valueFormat": "Values",
-        "keyFormat": "Keys",
-        "parseMode": "Malformed payloads",
-        "timeSettings": "Columns",
-        "eventShape": "Event times",
-        "ctiFrequency": "CTIs",
-        "ctiHeader": "CTIs of writers",
-        "timeWindow": "Late and future events",
-        "idleTimeout": "Quiet and lagging partitions",
-        "ctiImport": "Imported CTIs, and replays between CTIs",
+        "Which topics": "subscribe subscribePattern assign",
+        "From where to where": "startingOffsets startingTimestamp startingOffsetsByTimestamp "
+        "startingOffsetsByTimestampStrategy endingOffsets endingTimestamp endingOffsetsByTimestamp",
+        "How much at once": "maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay maxTasks "
+        "maxDriverRecords minPartitions maxRecordsPerPartition",
+        "Losses and brokers": "failOnDataLoss groupIdPrefix kafkaConsumer.connectTimeoutMs "
+        "kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs",
+        "Values": "valueFormat valueFraming valueSchema valueMessage readerSchema valueSubject",
+        "Keys": "keyFormat keyPrefix keyFraming keySchema keyMessage keyReaderSchema keySubject",
+        "Malformed payloads": "parseMode columnNameOfCorruptRecord",
+        "Columns": "timeSettings includeHeaders where metadataPrefix foldWindows",
+        "Event times": "eventShape startTime endTime edge timeUnit",
+        "CTIs": "ctiFrequency ctiDelay finalCti advanceTime",
+        "CTIs of writers": "ctiHeader writerFrom writers writerGrace writerTimeout timeWindow",
+        "Late and future events": "maxFuture futurePolicy violationPolicy",
+        "Quiet and lagging partitions": "idleTimeout idleAdvance maxSkew",
+        "Imported CTIs, and replays between CTIs": "ctiImport changeFrom startingCti endingCti",
     },
     "WriteOptions": {
-        "path": "Columns and series",
-        "ctiColumn": "CTIs",
-        "authorColumn": "Authors",
-        "retainedRange": "Ranges",
-        "outOfOrder": "Late and future rows, edits, times",
-        "mergeSchema": "Columns, maintenance, durability",
-        "txnAppId": "Exactly once, and rights",
+        "Columns and series": "path seriesColumn seriesName timestampColumn editOfColumn",
+        "CTIs": "ctiColumn ctiDelay",
+        "Authors": "authorColumn author",
+        "Ranges": "retainedRange subscriptionRange",
+        "Late and future rows, edits, times": "outOfOrder maxFuture futurePolicy missingOriginal "
+        "clock",
+        "Columns, maintenance, durability": "mergeSchema autoCompact durability",
+        "Exactly once, and rights": "txnAppId txnVersion principal",
     },
 }
-"""For pages of many options the heading of each group, at its first option as declared."""
+"""For pages of many options the heading of each group, and its options in order."""
 
 
 def options(connector: str) -> str:
     """The options of a dataclass by its name, each with a heading of its own, in groups.
 
     Raises:
-        ValueError: a group begins at an option that is not declared.
+        ValueError: an option that is declared has no place in `GROUPS`, or the other way round.
     """
-    specs = option_specs(CONNECTORS[connector]).values()
+    specs = {spec.name: spec for spec in option_specs(CONNECTORS[connector]).values()}
     groups = GROUPS.get(connector, {})
-    if unknown := set(groups) - {spec.name for spec in specs}:
-        raise ValueError(f"groups of {connector} begin at {unknown}, which are no options of it")
-    entries = [
-        *([group_entry(groups)] if groups else []),
-        *(
-            f"## {groups[spec.name]}\n\n{option_entry(spec)}"
-            if spec.name in groups
-            else option_entry(spec)
-            for spec in specs
-        ),
-    ]
+    if not groups:
+        return "\n\n".join(map(option_entry, specs.values()))
+    if misplaced := specs.keys() ^ " ".join(groups.values()).split():
+        raise ValueError(f"GROUPS of {connector} and the declared options differ by {misplaced}")
+    entries = [group_entry(groups)]
+    for title, names in groups.items():
+        entries += [f"## {title}", *(option_entry(specs[name]) for name in names.split())]
     return "\n\n".join(entries)
 
 
 def group_entry(groups: Mapping[str, str]) -> str:
     """A list of links to the groups of a page."""
-    links = [f"- [{title}](#{anchor(title)})" for title in groups.values()]
+    links = [f"- [{title}](#{anchor(title)})" for title in groups]
     return "\n".join(["{.option-groups}", *links])
 
 
