@@ -16,8 +16,10 @@ from kafka_query import DAY_MS, event
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
+from timestream.builders import PASSING, late_word
 
 from pyspark_timestream import advance_time, aggregate_windows
+from pyspark_timestream.core.policies import POLICIES
 
 FIELDS = (
     "station string, line double, minutes long, small int, fee decimal(18,2), exact decimal(28,13)"
@@ -103,35 +105,23 @@ def comparable(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
     return sorted((simple(Row(*row)) for row in rows), key=repr)
 
 
-CASES = {
-    "drop": {"violationPolicy": "drop", "ctiDelay": "20 seconds"},
-    "adjust": {
-        "violationPolicy": "adjust",
-        "ctiDelay": "5 seconds",
-        "eventShape": "interval",
-        "endTime": "end_ms",
-    },
-    "flag": {"violationPolicy": "flag", "ctiDelay": "10 seconds"},
-}
+LASTING = {"eventShape": "interval", "endTime": "end_ms"}
+WINDOWS = [("30 seconds", "12 seconds"), ("1 minute", None), ("20 seconds", "10 seconds")]
 
 
 @pytest.mark.outside_ci
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(
-    ("case", "window", "slide"),
-    [
-        ("drop", "30 seconds", "12 seconds"),
-        ("adjust", "1 minute", None),
-        ("flag", "20 seconds", "10 seconds"),
-    ],
-)
+@pytest.mark.parametrize("policy", PASSING)
 def test_folded_windows_are_those_of_the_plain_query_over_restarts(
-    stream, broker, case: str, window: str, slide: str | None
+    stream, broker, policy: str
 ) -> None:
-    records, by = drawn(450, seed=len(case)), ("station", "line")
+    window, slide = WINDOWS[PASSING.index(policy) % len(WINDOWS)]
+    lasts = POLICIES[policy].moves
+    records, by = drawn(450, seed=len(policy)), ("station", "line")
     columns = f"{FIELDS}, start_time timestamp, cti timestamp"
-    columns += ", violation string" if case != "drop" else ""
-    options = {"ctiFrequency": "1 second", "valueFormat": "json", **CASES[case]}
+    columns += ", violation string" if lasts or late_word(policy) else ""
+    options = {"ctiFrequency": "1 second", "valueFormat": "json", "violationPolicy": policy}
+    options |= {"ctiDelay": "10 seconds", **(LASTING if lasts else {})}
     results, schemas = {}, {}
     for name in ("plain", "folded"):
         made = stream(records[:300], partitions=3, schema=columns, **options)
@@ -161,7 +151,7 @@ def test_folded_windows_are_those_of_the_plain_query_over_restarts(
 @pytest.mark.outside_ci
 def test_windows_of_folded_intervals_are_those_of_records_in_the_same_batch(stream) -> None:
     columns = f"{FIELDS}, start_time timestamp, cti timestamp"
-    options = {"ctiFrequency": "1 second", "valueFormat": "json", **CASES["drop"]}
+    options = {"ctiFrequency": "1 second", "valueFormat": "json", "ctiDelay": "20 seconds"}
     limits = {"finalCti": "true", "maxOffsetsPerTrigger": "90"}
     period = F.window("window", "30 seconds", "10 seconds").alias("window")
     results = []

@@ -1,6 +1,7 @@
 """Semantics 3 and 4 on a real broker: shapes, policies, marks, writers, windows."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,10 @@ from broker import Broker, Record
 from harness import JOBS, Job, between_files_and_checkpoint, run_until
 from kafka_query import DAY_MS, Stream, event, marks, seconds
 from pyspark.sql import SparkSession
+from timestream.builders import PASSING
+from timestream.oracle import Event, run
+
+from pyspark_timestream.core.policies import POLICIES
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -67,44 +72,35 @@ def words(stream: Stream, **options) -> list[str]:
 # -- 3.4: shapes and policies ---------------------------------------------------------------------
 
 
-def test_the_policy_table_for_intervals(stream) -> None:
-    made = stream(
-        shaped(10, 20), shaped(5, 15), shaped(4, 10), shaped(12, 12), shaped(12), shaped("?", 30),
-        shaped(10, 11), **INTERVAL, ctiFrequency=1,
-    )  # fmt: skip
-    first, last, none = (10, 20), (10, 11), (None, None, None)
-
-    def rows(policy):
-        return said(made.load_batch(violationPolicy=policy).collect())
-
-    assert rows("drop") == [first, "c10", last]
-    adjusted = (10, 15, "adjusted", 5, 15)
-    assert rows("adjust") == [(*first, *none), "c10", adjusted, (*last, *none)]
-    late = [(5, 15, "late"), (4, 10, "late")]
-    malformed = [(12, 12, "malformed"), (12, None, "malformed"), (None, 30, "malformed")]
-    # The malformed ones at 12 neither count nor move the CTI.
-    assert rows("flag") == [(*first, None), "c10", *late, *malformed, (*last, None)]
+def judged(policy: str, shape: str, events: Sequence[Event]) -> list[str | tuple[object, ...]]:
+    """As `said`: what the oracle says of the events."""
+    shown = {*TIMES[:2], *POLICIES[policy].columns(shape)}
+    found: list[str | tuple[object, ...]] = []
+    for what, first, *more in run(events, policy, every=1)[0]:
+        if what == "cti":
+            found.append(f"c{first}")
+            continue
+        received = events[first][1:] if more[-1] == "adjusted" else (None, None)
+        values = zip(TIMES, (*more, *received), strict=True)
+        found.append(tuple(value for name, value in values if name in shown))
+    return found
 
 
-def test_the_policy_table_for_edges(stream) -> None:
-    made = stream(
-        shaped(10, kind="start"), shaped(5, kind="start"), shaped(5, 8, "end"),
-        shaped(5, 10, "end"), shaped(30, 30, "end"), shaped(30, kind="middle"),
-        shaped(30, kind="end"), **EDGE, ctiFrequency=1,
-    )  # fmt: skip
-
-    def rows(policy):
-        return said(made.load_batch(violationPolicy=policy).collect())
-
-    assert rows("drop") == [(10, None), "c10", (5, 10)]
-    assert rows("adjust") == [
-        (10, None, None, None, None), "c10",
-        (10, None, "adjusted", 5, None), (5, 10, "adjusted", 5, 8), (5, 10, None, None, None),
-    ]  # fmt: skip
-    assert rows("flag") == [
-        (10, None, None), "c10", (5, None, "late"), (5, 8, "late"), (5, 10, None),
-        (30, 30, "malformed"), (30, None, "malformed"), (30, None, "malformed"),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "times"),
+    [
+        (INTERVAL, [(10, 20), (5, 15), (4, 10), (12, 12), (12, None), ("?", 30), (10, 11)]),
+        (EDGE, [(10, None, "start"), (5, None, "start"), (5, 8, "end"), (5, 10, "end"),
+                (30, 30, "end"), (30, None, "middle"), (30, None, "end")]),
+    ],
+)  # fmt: skip
+def test_the_policy_table_for_events_that_last(stream, shape, times) -> None:
+    made = stream(*(shaped(*each) for each in times), **shape, ctiFrequency=1)
+    events = [Event(*[*kind, "interval"][:1], None if start == "?" else start, end)
+              for start, end, *kind in times]  # fmt: skip
+    for policy in PASSING:
+        rows = made.load_batch(violationPolicy=policy).collect()
+        assert said(rows) == judged(policy, shape["eventShape"], events)
 
 
 @pytest.mark.parametrize(

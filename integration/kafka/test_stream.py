@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 
 import pytest
 from broker import Record
@@ -14,11 +15,15 @@ from confluent_kafka.admin import (
 from kafka_query import DAY_MS, Stream, ctis, event, marks, seconds, times
 from lengths import outside_ci
 from pyspark.sql import functions as F
+from timestream.builders import PASSING
+from timestream.oracle import Event, run
 
 from pyspark_timestream import advance_time, shift_time
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, OFFSET_VERSION
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.reader import KafkaTransport
+from pyspark_timestream.rules.clocks import COUNTERS
 
 # -- columns and where time comes from ------------------------------------------------------------
 
@@ -163,28 +168,22 @@ def test_one_partition_has_every_cti_right_after_its_record(stream) -> None:
     assert marks(made.run()) == ["e1", "e3", "c2", "e2", "e5", "c4", "e4", "e9", "c8"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "expected"),
-    [
-        ("drop", [(10, None), (12, None)]),
-        ("adjust", [(10, None), (12, None)]),
-        ("flag", [(10, None), (4, "late"), (None, "malformed"), (12, None)]),
-    ],
-)
-def test_points_meet_the_policy(stream, policy: str, expected) -> None:
+@pytest.mark.parametrize("policy", PASSING)
+def test_points_meet_the_policy(stream, policy: str) -> None:
+    times = (10, 4, "never", 12)
     made = stream(
-        [event(10, t=10), event(4, t=4), event(4, t="never"), event(12, t=12)],
+        [event(12, t=t) for t in times],
         schema="start_time timestamp, cti timestamp"
-        + (", violation string" if policy == "flag" else ""),
+        + (", violation string" if POLICIES[policy].columns("point") else ""),
         valueFormat="json", startTime="t", timeUnit="s", ctiFrequency=1, violationPolicy=policy,
     )  # fmt: skip
     rows = [row for row in made.run() if row.cti is None]
     found = [(row.start_time and row.start_time.timestamp(), row.asDict().get("violation"))
              for row in rows]  # fmt: skip
-    assert found == expected
-    report = made.report()
-    late = {"drop": "dropped", "adjust": "dropped", "flag": "flagged"}[policy]
-    assert (report["events"], report[late], report["malformed"]) == (4, 1, 1)
+    points = [Event("point", t if isinstance(t, int) else None) for t in times]
+    told, tally, *_ = run(points, policy, every=1)
+    assert found == [(start, word) for _, _, start, _, word in (row for row in told if row[2:])]
+    assert +Counter({name: made.report()[name] for name in COUNTERS}) == tally
 
 
 def test_a_late_interval_is_adjusted_or_dropped_when_nothing_is_left(stream) -> None:

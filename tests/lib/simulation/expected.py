@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from simulation.cluster import Log, Record
+from timestream.builders import late_word
 
 from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.core.policies import LATE_COUNTERS
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -58,11 +60,11 @@ def least(ctis: Sequence[int | None]) -> int | None:
 class ChainOracle:
     """Semantics 2 to 5, 7.2, 7.3, 8.1 and 10.1 over all batches of one checkpoint.
 
-    `drops`: late events become no rows. `clock`: makes the clock of a partition.
+    `policy`: what becomes of late events. `clock`: makes the clock of a partition.
     """
 
-    def __init__(self, logs: Mapping[Partition, Log], clock: Any, *, drops: bool) -> None:
-        self.logs, self.new_clock, self.drops = logs, clock, drops
+    def __init__(self, logs: Mapping[Partition, Log], clock: Any, *, policy: str) -> None:
+        self.logs, self.new_clock, self.policy = logs, clock, policy
         self.clocks: dict[Partition, Clock] = {}
         self.starts: dict[Partition, int] = {}
         self.reached: dict[Partition, int] = {}
@@ -98,7 +100,8 @@ class ChainOracle:
             self.clocks[each].lift(self.stream)
         for each, one in batch.partitions.items():
             clock, state = self.clocks[each], one.clock
-            told = state.events, state.dropped + state.flagged, state.ctis, state.cti_us
+            late = sum(state.counters()[name] for name in LATE_COUNTERS)
+            told = state.events, late, state.ctis, state.cti_us
             known = clock.events, clock.late, clock.ctis, clock.cti
             assert told == known, f"batch {batch.number}, {each}: the clock is {told}, not {known}"
         self.there, self.idle, self.lost = there, idle, set()
@@ -179,8 +182,9 @@ class ChainOracle:
             if one.start_inclusive <= record.offset < one.end_exclusive:
                 late = clock.hear(record)
                 self.times[partition.number, record.offset] = record.stamp_ms * 1_000
-                row = partition.number, record.offset, "late" if late else None
-                if not (late and self.drops) and self.keeps(row):
+                word = late_word(self.policy) if late else None
+                row = partition.number, record.offset, word
+                if (word or not late) and self.keeps(row):
                     rows.append(row)
         self.end_range(partition, one)
         return rows

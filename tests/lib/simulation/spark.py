@@ -16,6 +16,7 @@ from pyspark.sql import datasource_internal
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 from simulation.chance import Chance, Killed, Process
+from timestream.builders import late_word
 
 from pyspark_timestream.errors import TimestreamError
 from pyspark_timestream.kafka.reader import KafkaTransport
@@ -242,8 +243,8 @@ class Driver(Process):
         self.steps = self._run()
 
     def _open_reader(self) -> Any:
-        has_violations = self._options["violationPolicy"] == "flag" or "changeFrom" in self._options
-        schema = build_schema(with_violations=has_violations)
+        word = late_word(self._options["violationPolicy"])
+        schema = build_schema(with_violations=bool(word) or "changeFrom" in self._options)
         return KafkaTransport(self._options).stream_reader(schema)
 
     def _run(self) -> Iterator[str]:

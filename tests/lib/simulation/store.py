@@ -133,7 +133,7 @@ class StoreWorld(World):
 
     def draw(self) -> None:
         """A query whose late events are dropped: the store refuses what lies before its CTI."""
-        super().draw(drops=True, lengths=(15, 40))
+        super().draw(policy="drop", lengths=(15, 40))
         self.chance.kill_rate /= 4
         self.power_rate = self.chance.random.choice([0, 0.3, 1])
 

@@ -302,7 +302,7 @@ class TopicWorld(World):
 
     def draw(self, **given: Any) -> None:
         """A query whose late events are dropped: no row may lie below a mark."""
-        super().draw(drops=True, lengths=(40, 120), **given)
+        super().draw(policy="drop", lengths=(40, 120), **given)
 
     def open_sink(self) -> Any:
         """What compares repetitions."""

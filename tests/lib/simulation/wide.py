@@ -11,6 +11,7 @@ from simulation.cluster import Log
 from simulation.expected import ChainOracle, Clock, most
 from simulation.spark import AsyncCheckpoint, Checkpoint
 from simulation.world import World
+from timestream.builders import PASSING
 
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
@@ -121,7 +122,7 @@ class WideWorld(World):
                 {
                     "ctiFrequency": ["1", "2", "4", "1 s", "5 s"],
                     "ctiDelay": ["0 s", "1 s", "3 s"],
-                    "violationPolicy": ["drop", "flag"],
+                    "violationPolicy": PASSING,
                     "idleTimeout": ["2 s", "10 s"],
                 }[name]
             )
@@ -221,7 +222,7 @@ class WideOracle(ChainOracle):
         super().__init__(
             logs,
             lambda: Clock(self.rule[0], self.rule[1], self.rule[2]),
-            drops=query.drops,
+            policy=query.options["violationPolicy"],
         )
         self.eras = [*world.made_logs, logs]
         """The logs of the topic, each time that it was created."""
@@ -253,7 +254,7 @@ class WideOracle(ChainOracle):
         if rule[:2] != self.rule[:2]:
             for clock in self.clocks.values():
                 clock.count, clock.base = 0, None
-        self.rule, self.drops = rule, options.policy == "drop"
+        self.rule, self.policy = rule, options.policy
         for clock in self.clocks.values():
             clock.every, clock.span_us, clock.delay_us = rule
 

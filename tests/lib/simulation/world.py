@@ -48,7 +48,6 @@ class Query:
     every: int | None
     span_us: int | None
     delay_us: int
-    drops: bool
     has_marks: bool
     has_transactions: bool
     fails_on_loss: bool
@@ -59,21 +58,21 @@ class Query:
 
     @classmethod
     def draw(
-        cls, chance: Chance, *, drops: bool | None = None, lengths: Sequence[int] = (40, 120, 300)
+        cls, chance: Chance, *, policy: str = "", lengths: Sequence[int] = (40, 120, 300)
     ) -> "Query":
         """Draw a query, and set the rates of faults."""
         draw = chance.random
         every = draw.choice([1, 2, 3, 5, None])
         span_us = None if every else draw.choice([1, 3, 10]) * SECOND
         delay_us = draw.choice([0, 0, 1, 2]) * SECOND
-        drops = draw.random() < 0.4 if drops is None else drops
+        policy = policy or ("drop" if draw.random() < 0.4 else "flag")
         has_marks = draw.random() < 0.3
         has_transactions, fails_on_loss = draw.random() < 0.4, draw.random() < 0.5
         options = {
             "kafka.bootstrap.servers": "broker:9092",
             "subscribe": TOPIC,
             "startingOffsets": draw.choice(["earliest", "earliest", "latest"]),
-            "violationPolicy": "drop" if drops else "flag",
+            "violationPolicy": policy,
             "ctiFrequency": str(every) if every else f"{span_us} us",
             "ctiDelay": f"{delay_us} us",
             "failOnDataLoss": str(fails_on_loss).lower(),
@@ -100,7 +99,6 @@ class Query:
             every,
             span_us,
             delay_us,
-            drops,
             has_marks,
             has_transactions,
             fails_on_loss,
@@ -421,7 +419,7 @@ class World:
         return ChainOracle(
             self.cluster.logs,
             lambda: Clock(query.every, query.span_us, query.delay_us),
-            drops=query.drops,
+            policy=query.options["violationPolicy"],
         )
 
     def rows_of(self, batch: int) -> list[list[Any]]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from pyspark_timestream.core.policies import POLICIES
+from pyspark_timestream.core.policies import POLICIES, Action
 from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.offsets.next_offset import (
@@ -26,6 +26,14 @@ INSTANT = pa.timestamp("us", tz="UTC")
 RUN, NOTHING_SEEN = RunContext(), BrokerSnapshot()
 PASSING = sorted(name for name, policy in POLICIES.items() if not policy.fails)
 """The policies under which a late event ends no query."""
+
+
+def late_word(policy):
+    """What `violation` says of a late point; None if it becomes no row (semantics 3)."""
+    action = POLICIES[policy].point
+    return "adjusted" if action.moves else "late" if action is Action.FLAG else None
+
+
 GIVEN = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "topic"}
 
 

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from timestream.builders import INSTANT, at, block, micros, options, projection
+from timestream.builders import INSTANT, at, block, late_word, micros, options, projection
 from timestream.driven import FakeBroker
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
+from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.reader import KafkaStreamReader, read_task
@@ -138,9 +139,11 @@ def judge_points(segments):
         for time, stamp in times:
             late = cti is not None and time < cti
             far = "maxFuture" in asked and time > stamp + int(asked["maxFuture"][0])
-            flag = asked["violationPolicy"] == "flag"
-            if flag or not late:
-                out.append(("late" if late else "future" if far and flag else None, time))
+            policy = asked["violationPolicy"]
+            early = "future" if far and POLICIES[policy].flags else None
+            word = late_word(policy) if late else early
+            if word or not late:
+                out.append((word, time))
             if not far:
                 count, base = count + 1, time if base is None else base
                 if time - base >= int(every) if is_span else count == int(every):

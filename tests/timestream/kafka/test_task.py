@@ -183,11 +183,11 @@ def test_without_a_source_of_ctis_no_malformed_event_is_dropped(raw):
     assert clock.malformed + clock.tombstones == table["start_time"].null_count
 
 
-@pytest.mark.parametrize("policy", ["drop", "flag"])
+@pytest.mark.parametrize("policy", PASSING)
 def test_tombstones_are_counted_apart_where_the_value_has_the_time_and_nowhere_else(policy):
     values = [b'{"t": "never"}', None, b'{"t": 5}', None]
     raw = {"valueFormat": "json", "ctiFrequency": "1", "violationPolicy": policy}
-    columns = [*STAMPED, ("violation", pa.string())] if policy == "flag" else STAMPED
+    columns = [*STAMPED, FLAG] if POLICIES[policy].columns("point") else STAMPED
     _, clock = delivered({**raw, "startTime": "t"}, columns, *values)
     assert (clock.events, clock.malformed, clock.tombstones) == (4, 1, 2)
     _, clock = delivered(raw, columns, *values)
@@ -438,12 +438,13 @@ def test_where_is_a_filter_behind_the_policies_in_any_split(
 ):
     """The oracle filters the rows of the plain task; CTIs and the end state are those of it."""
     text, is_wanted = where
-    columns = [each for each in WHERE_COLUMNS if policy == "flag" or each != FLAG]
+    is_told = bool(POLICIES[policy].columns("point"))
+    columns = [each for each in WHERE_COLUMNS if is_told or each != FLAG]
     raw = {
         "valueFormat": "json", "startTime": "t", "ctiFrequency": "2", "parseMode": mode,
         "violationPolicy": policy, **window,
     }  # fmt: skip
-    assume(policy == "flag" or "violation" not in text)
+    assume(is_told or "violation" not in text)
     plain, clock = delivered(raw, columns, *values)
     expected = [
         row

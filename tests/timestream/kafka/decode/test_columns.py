@@ -13,6 +13,7 @@ from pyspark.sql.types import (
 )
 from timestream.builders import HEADERS, INSTANT, options, projection
 
+from pyspark_timestream.core.policies import POLICIES, name_any
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.decode.records import METADATA
@@ -30,6 +31,14 @@ INTERVAL = {"eventShape": "interval", "endTime": "e"}
 EDGE = {"eventShape": "edge", "endTime": "e", "edge": "k"}
 CTIS = {"ctiFrequency": "1"}
 ORIGINALS = ["original_start_time", "original_end_time"]
+LASTING = ("interval", "edge")
+
+
+def name_filling(column, *shapes):
+    """The policies that fill the column in events of one of the shapes."""
+    filled = {name: map(policy.columns, shapes) for name, policy in POLICIES.items()}
+    names = [name for name, columns in filled.items() if column in set().union(*columns)]
+    return f"'violationPolicy' = {name_any(names)}"
 
 
 @pytest.mark.parametrize(
@@ -110,12 +119,16 @@ def test_the_column_of_malformed_values_can_have_another_name():
         ({"ctiHeader": "c"}, ("time_lower", INSTANT), "'timeWindow' = 'true'"),
         ({}, ("end_time", INSTANT), "'eventShape' = 'interval' or 'edge'"),
         (INTERVAL, ("edge", pa.string()), "'eventShape' = 'edge'"),
-        ({**CTIS, **EDGE}, ("violation", pa.string()), "'violationPolicy' = 'adjust' or 'flag'"),
-        (CTIS, ("violation", pa.string()), "option 'violationPolicy' = 'flag'; next"),
+        (
+            {**CTIS, **EDGE},
+            ("violation", pa.string()),
+            f"{name_filling('violation', 'edge')}; next",
+        ),
+        (CTIS, ("violation", pa.string()), f"option {name_filling('violation', 'point')}; next"),
         (
             CTIS,
-            ("original_start_time", INSTANT),
-            "'violationPolicy' = 'adjust' and 'eventShape' = 'interval' or 'edge'",
+            ("original_end_time", INSTANT),
+            f"{name_filling(ORIGINALS[1], *LASTING)} and 'eventShape' = {name_any(LASTING)}; next",
         ),
         ({"metadataPrefix": "k_"}, ("k_cti", INSTANT), "would be empty"),
     ],

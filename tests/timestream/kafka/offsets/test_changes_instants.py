@@ -6,7 +6,7 @@ import logging
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from timestream.builders import at
+from timestream.builders import PASSING, at
 from timestream.changing import COLUMNS, SECOND, Changing, Logs, judge_points, put, told
 
 from pyspark_timestream.core.instants import format_instant
@@ -20,7 +20,7 @@ clocks = st.fixed_dictionaries(
         "startTime": st.just("header:t"),
         "ctiFrequency": st.sampled_from(["1", "2", "2 seconds"]),
         "ctiDelay": st.sampled_from(["0 s", "2 s", "-1 s"]),
-        "violationPolicy": st.sampled_from(["drop", "flag"]),
+        "violationPolicy": st.sampled_from(PASSING),
     },
     optional={"maxFuture": st.sampled_from(["1 s", "6 s"])},
 )

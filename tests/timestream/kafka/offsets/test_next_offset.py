@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import (
     INSTANT,
+    PASSING,
     at,
     block,
     first_offset,
+    late_word,
     micros,
     next_offset,
     options,
@@ -40,7 +42,7 @@ from pyspark_timestream.kafka.task import compute_end_clock, run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
 FLAGGED = [("partition", pa.int32()), ("offset", pa.int64()), ("violation", pa.string())]
-COLUMNS = {"drop": FLAGGED[:2], "flag": FLAGGED}
+COLUMNS = {name: FLAGGED if late_word(name) else FLAGGED[:2] for name in PASSING}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -232,7 +234,7 @@ frequencies = st.one_of(
     st.fixed_dictionaries({"span": st.integers(1, 4), "delay": st.integers(-1, 2)}),
 )
 limits = st.none() | st.integers(1, 6)
-policies = st.sampled_from(["drop", "flag"])
+policies = st.sampled_from(PASSING)
 
 
 @given(policies, frequencies, logs, st.data())
