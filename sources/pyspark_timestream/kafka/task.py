@@ -293,7 +293,9 @@ def _select_rows(options: KafkaOptions, processed: ProcessedBlock) -> Mask:
 def _describe_malformed(options: KafkaOptions, reason: int) -> str:
     is_key = RECORD_REASONS[reason] not in REASONS
     side, form = ("key", options.key_format) if is_key else ("value", options.value_format)
-    return f"the {side} is not {FORMATS[form]} of the schema (reason: {RECORD_REASONS[reason]})"
+    return (
+        f"the {side} is not {FORMATS[form].name} of the schema (reason: {RECORD_REASONS[reason]})"
+    )
 
 
 def _warn_of_marks(options: KafkaOptions, processed: ProcessedBlock) -> None:

@@ -24,9 +24,9 @@ from pyspark_timestream.kafka.options.keys import (
 )
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency
 from pyspark_timestream.kafka.options.reading import (
+    FORMATS,
     LATEST_SCHEMA,
     SCHEMA_FORMATS,
-    PayloadAttribute,
     PayloadOptions,
     PayloadRules,
 )
@@ -64,15 +64,9 @@ def _check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
 
 def _check_effect(rules: PayloadRules, texts: Mapping[str, str]) -> None:
     """Refuse options that have no effect with the format or without a registry."""
-    uses: dict[PayloadAttribute, tuple[str, ...]] = {
-        "framing": ("json", "avro", "protobuf"),
-        "schema": SCHEMA_FORMATS,
-        "reader_schema": ("avro",),
-        "message": SCHEMA_FORMATS,
-        "subject": SCHEMA_FORMATS,
-    }
     format_name = rules.option_name("format")
-    for attribute, formats in uses.items():
+    for attribute in dict.fromkeys(each for form in FORMATS.values() for each in form.uses):
+        formats = tuple(form for form in FORMATS if attribute in FORMATS[form].uses)
         name = rules.option_name(attribute)
         if attribute == "reader_schema" and _asks_for_latest(rules, texts):
             formats = SCHEMA_FORMATS

@@ -272,10 +272,26 @@ class ReadingOptions:
 
 Side = Literal["value", "key"]
 
-FORMATS: Final = {"binary": "bytes", "json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}
-"""The options' text for each format -> its name in messages."""
+PayloadAttribute = Literal["format", "framing", "schema", "reader_schema", "message", "subject"]
+"""An attribute of `PayloadRules` that an option of the side sets."""
 
-SCHEMA_FORMATS: Final = ("avro", "protobuf")
+
+class PayloadFormat(NamedTuple):
+    """A format of payloads: its name in messages, and the attributes that it uses."""
+
+    name: str
+    uses: tuple[PayloadAttribute, ...]
+
+
+FORMATS: Final = {
+    "binary": PayloadFormat("bytes", ()),
+    "json": PayloadFormat("JSON", ("framing",)),
+    "avro": PayloadFormat("Avro", ("framing", "schema", "reader_schema", "message", "subject")),
+    "protobuf": PayloadFormat("Protobuf", ("framing", "schema", "message", "subject")),
+}
+"""The options' text for each format -> what is known of it."""
+
+SCHEMA_FORMATS: Final = tuple(name for name, form in FORMATS.items() if "schema" in form.uses)
 """Formats that cannot be read without a schema."""
 
 FRAMINGS: Final = ("confluent", "header", "none")
@@ -296,10 +312,6 @@ _SCHEMA: Final = Parser(
 _READER_SCHEMA: Final = Parser(
     _parse_schema, "an Avro schema as JSON text, the path of such a file, or 'latest'"
 )
-
-
-PayloadAttribute = Literal["format", "framing", "schema", "reader_schema", "message", "subject"]
-"""An attribute of `PayloadRules` that an option of the side sets."""
 
 
 class PayloadRules(NamedTuple):
