@@ -33,7 +33,7 @@ from spark_session import local_spark
 from streams import one_batch, summary
 
 from pyspark_timestream import spark_settings
-from pyspark_timestream.kafka.client.native.consumer import load_native_reader
+from pyspark_timestream.kafka.client.native_consumer import load_native_reader
 
 PARTITIONS = 4
 SIZES: Final = records((1_000_000, 2_000_000, 4_000_000), (100_000,))

@@ -25,7 +25,7 @@ from sizes import records
 from neighbours.kafkarrow_process import VERSION, Kafkarrow, NotInstalled, install
 from neighbours.readers import READERS, Topic, settings
 from neighbours.runs import as_done, run_there, sums_there
-from pyspark_timestream.kafka.client.native.consumer import load_native_reader
+from pyspark_timestream.kafka.client.native_consumer import load_native_reader
 
 RECORDS: Final = records((4_000_000,), (200_000,))
 PARTITIONS: Final = 4

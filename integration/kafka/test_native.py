@@ -30,7 +30,7 @@ from spoiling_proxy import CRC_AT, batches, spoiling_proxy
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native.consumer import (
+from pyspark_timestream.kafka.client.native_consumer import (
     NATIVE_READER_PATH,
     NativeConsumer,
     NativeReader,

@@ -14,7 +14,7 @@ from secured_broker import PASSWORD, USER, SecuredBroker, secured_broker
 
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native.consumer import load_native_reader
+from pyspark_timestream.kafka.client.native_consumer import load_native_reader
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options

@@ -13,7 +13,7 @@ from broker import Broker, Record
 from harness import JOBS
 from lengths import outside_ci
 
-from pyspark_timestream.kafka.client.native.consumer import load_native_reader
+from pyspark_timestream.kafka.client.native_consumer import load_native_reader
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -24,8 +24,8 @@ from broker import Broker, broker, unique_name
 from spoiling_proxy import garbled, sometimes, spoiling_proxy, with_wrong_checksums
 
 from pyspark_timestream.errors import BrokerUnreachable, DataLost
+from pyspark_timestream.kafka.client import native_consumer as native_library
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native import consumer as native_library
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options

@@ -24,8 +24,9 @@ import os
 import sys
 import traceback
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, Generic, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -40,7 +41,10 @@ from pyspark_timestream.core.processes import leave_out_pandas
 from pyspark_timestream.core.why import is_own_error
 from pyspark_timestream.errors import OptionError, wrap_methods
 
+_LOG: Final = logging.getLogger(__name__)
+
 C = TypeVar("C", bound=type)
+E = TypeVar("E")
 
 _HIDE_VARIABLE: Final = "SPARK_HIDE_TRACEBACK"
 """Spark's workers read this variable when they format an exception; any text means yes."""
@@ -370,3 +374,63 @@ class HandingReader(DataSourceStreamReader):
 
 def _create(kind: type[HandingReader]) -> HandingReader:
     return kind.__new__(kind)
+
+
+Reading = Future[tuple[list[pa.RecordBatch] | None, E]]
+"""The rows of a batch, None if they are too large to be handed over, and where it ended."""
+
+
+class HandOver(Generic[E]):
+    """Reads a stream's small batches in this process, so that their rows are handed over.
+
+    A thread reads a batch while Spark writes its offset to the checkpoint. What cannot be read
+    here, or is too large, is left to a task. `E` tells where a task ended.
+
+    Args:
+        max_records: leave batches with more records to tasks.
+        needs_task: whether a task reads a run's first records, because only a task sees the
+            settings of the session.
+    """
+
+    def __init__(self, max_records: int, *, needs_task: bool) -> None:
+        self.max_records = max_records
+        self.needs_task = needs_task
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(
+        self, records: int, read: Callable[[], tuple[Iterable[pa.RecordBatch], E]]
+    ) -> Reading[E] | None:
+        """Begin to read a batch of so many records with `read`; None: its task reads it."""
+        if records > self.max_records or (records and self.needs_task):
+            return None
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "timestream-read-ahead")
+
+        def collect() -> tuple[list[pa.RecordBatch] | None, E]:
+            rows, end = read()
+            return collect_rows(rows), end
+
+        return self._thread.submit(collect)
+
+    def finish(
+        self, records: int, reading: Reading[E] | None
+    ) -> tuple[list[pa.RecordBatch], E] | None:
+        """Return the rows of a batch, and where it ended; None: its tasks read it."""
+        taken = None if reading is None else self._take(records, reading)
+        if taken is None and records:
+            self.needs_task = False
+        return taken
+
+    def _take(self, records: int, reading: Reading[E]) -> tuple[list[pa.RecordBatch], E] | None:
+        try:
+            rows, end = reading.result()
+        except Exception as error:
+            # Do not raise here: the task reads the batch again and reports the error itself, unless
+            # one of the attempts that Spark gives it succeeds.
+            _LOG.info("a task reads the batch, since reading it here failed: %s", error)
+            return None
+        if rows is None:
+            # Its records are large, so reading such batches twice would be the rule.
+            self.max_records = records // 2
+            return None
+        return (rows, end) if can_be_taken(rows) else None

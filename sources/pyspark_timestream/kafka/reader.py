@@ -14,7 +14,6 @@ read there and its rows are handed over (semantics 8.9):
 import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,8 +33,8 @@ from pyspark.sql.types import StructType
 
 from pyspark_timestream.core.adapters import (
     HandingReader,
-    can_be_taken,
-    collect_rows,
+    HandOver,
+    Reading,
     freeze_objects,
     hide_tracebacks,
     log_like_spark,
@@ -44,7 +43,7 @@ from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
-from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
+from pyspark_timestream.kafka.client.native_consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.range_reader import (
     CommittedClock,
     RangeReader,
@@ -81,8 +80,6 @@ from pyspark_timestream.kafka.task import RangeEnd, run_task
 from pyspark_timestream.rules.window_fold import fold_rows
 
 _LOG: Final = logging.getLogger(__name__)
-
-_Clocks = Mapping[Partition, CommittedClock]
 
 
 class KafkaTransport:
@@ -181,21 +178,15 @@ class TaskEnd:
     """Where a task ended: the end of each partition's range, and the clocks to commit."""
 
     ranges: dict[Partition, RangeEnd] = field(default_factory=dict)
-    clocks: _Clocks = field(default_factory=dict)
+    clocks: Mapping[Partition, CommittedClock] = field(default_factory=dict)
 
 
-_BatchRead = tuple[list[pa.RecordBatch] | None, TaskEnd]
-"""The rows of a batch that the driver read, None if they are too large to be handed over."""
+class _BegunBatch(NamedTuple):
+    """A batch with its tasks; `reading` if it is read here, and then it has one task."""
 
-
-class _BatchAhead(NamedTuple):
-    """A batch that is read while Spark writes its offset, `end`, to the checkpoint."""
-
-    start: Mapping[str, Any]
-    end: Mapping[str, Any]
     offset: StreamOffset
     tasks: list[KafkaTask]
-    reading: Future[_BatchRead]
+    reading: Reading[TaskEnd] | None
 
 
 @hide_tracebacks
@@ -211,14 +202,15 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._options = options
         self._projection = projection
         self._driver: StreamDriver | None = None
-        self._max_handed = options.max_driver_records
-        self._has_run_task = False
-        self._read_thread: ThreadPoolExecutor | None = None
-        self._ahead: _BatchAhead | None = None
+        self._handing = HandOver[TaskEnd](
+            options.max_driver_records, needs_task=projection.requests("cti")
+        )
+        # The batch that was planned last, between which offsets of Spark.
+        self._ahead: tuple[dict[str, Any], dict[str, Any], _BegunBatch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A task's copy reads only its own ranges.
-        return {**self.__dict__, "_driver": None, "_read_thread": None, "_ahead": None}
+        return {**self.__dict__, "_driver": None, "_handing": None, "_ahead": None}
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again after a restart, so it must decide nothing."""
@@ -237,7 +229,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         """Return the next batch's offset, or `start` itself if there is nothing to do."""
         cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = self._get_driver().plan(start, cap)
-        self._ahead = None if end == start else self._read_ahead(start, end)
+        self._ahead = None if end == start else (start, end, self._begin_planned())
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -252,8 +244,10 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and (ahead.start, ahead.end) == (start, end):
-            return self._finish(ahead.offset, ahead.tasks, ahead.reading)
+        if ahead is not None:
+            *between, batch = ahead
+            if between == [start, end] and batch.reading is not None:
+                return self._finish(batch)
         settings = self._options.settings()
         change_from = self._options.change_from
         check_stream_offset(end, settings, self._options.topic_settings, change_from=change_from)
@@ -265,7 +259,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
         if offset.number == before + 1:
             recreated = self._get_driver().find_recreated(offset, offset.ranges())
-            return self._finish(offset, *self._begin(offset, readers, recreated))
+            return self._finish(self._begin(offset, readers, recreated))
         group = group_name(self._options.group_prefix, offset.stream)
         plans = self._get_driver().plan_joined_batches(start, offset)
         ranges = [task_range.offsets for plan in plans for task_range in plan.ranges]
@@ -296,75 +290,44 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         group = group_name(self._options.group_prefix, offset.stream)
         return [KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans]
 
-    def _read_ahead(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> _BatchAhead | None:
-        """Begin to read the batch that was just planned; None if it is not one to hand over."""
+    def _begin_planned(self) -> _BegunBatch:
+        """Begin to read the batch that was just planned, if its rows may be handed over."""
         driver = self._get_driver()
         offset = driver.planned
         assert offset is not None
         self._check_columns(offset)
         readers = driver.pin_schemas(offset.schemas) if self._options.has_schemas else {}
-        tasks, reading = self._begin(offset, readers)
-        return None if reading is None else _BatchAhead(start, end, offset, tasks, reading)
+        return self._begin(offset, readers)
 
     def _begin(
         self,
         offset: StreamOffset,
         readers: Mapping[str, ReaderSchema],
         recreated: Collection[str] = (),
-    ) -> tuple[list[KafkaTask], "Future[_BatchRead] | None"]:
-        """Plan the tasks of a batch; begin to read it here if it is one to hand over.
+    ) -> _BegunBatch:
+        """Plan the tasks of a batch; begin to read it here if its rows may be handed over.
 
         The records of the topics `recreated` are not read.
         """
         tasks = self._plan_tasks(offset, readers, recreated)
-        if not self._may_hand_over(offset, tasks):
-            return tasks, None
-        if self._read_thread is None:
-            self._read_thread = ThreadPoolExecutor(1, "timestream-read-ahead")
-        return tasks, self._read_thread.submit(self._read_here, tasks[0])
+        reading = None
+        if self.can_hand_over and not self._options.cuts_partitions and len(tasks) == 1:
+            reading = self._handing.begin(offset.size, partial(self._read_here, tasks[0]))
+        return _BegunBatch(offset, tasks, reading)
 
-    def _finish(
-        self, offset: StreamOffset, tasks: list[KafkaTask], reading: "Future[_BatchRead] | None"
-    ) -> list[KafkaTask]:
-        """Hand over the rows that were read here, and return the tasks."""
-        is_handed = reading is not None and self._hand_over(offset, tasks[0], reading)
-        self._has_run_task |= not is_handed and _count_records(offset) > 0
-        return tasks
-
-    def _read_here(self, task: KafkaTask) -> _BatchRead:
+    def _read_here(self, task: KafkaTask) -> tuple[Iterator[pa.RecordBatch], TaskEnd]:
         end = TaskEnd()
-        rows = read_task(self._options, self._projection, task, keep=end)
-        return collect_rows(rows), end
+        return read_task(self._options, self._projection, task, keep=end), end
 
-    def _hand_over(
-        self, offset: StreamOffset, task: KafkaTask, reading: "Future[_BatchRead]"
-    ) -> bool:
-        """Hand the rows over that were read here; return False to leave them to the task."""
-        try:
-            rows, task_end = reading.result()
-        except Exception as error:
-            # Do not raise here: the task reads the batch again and reports the error itself, unless
-            # one of the attempts that Spark gives it succeeds.
-            _LOG.info("a task reads the batch, since reading it here failed: %s", error)
-            return False
-        if rows is None:
-            # Its records are large, so reading such batches twice would be the rule.
-            self._max_handed = _count_records(offset) // 2
-        if rows is None or not can_be_taken(rows):
-            return False
-        commit = partial(_commit, self._options, task.group, task_end.clocks)
-        self._get_driver().note_end(offset, task_end.ranges, commit)
-        self.hand_over(rows)
-        return True
-
-    def _may_hand_over(self, offset: StreamOffset, tasks: Sequence[KafkaTask]) -> bool:
-        if not self.can_hand_over or self._options.cuts_partitions or len(tasks) != 1:
-            return False
-        records = _count_records(offset)
-        if records > self._max_handed:
-            return False
-        # Only a task sees the settings of the session, so one reads the first records of a run.
-        return self._has_run_task or not records or not self._projection.requests("cti")
+    def _finish(self, batch: _BegunBatch) -> list[KafkaTask]:
+        """Hand over the rows that were read here, and return the tasks."""
+        taken = self._handing.finish(batch.offset.size, batch.reading)
+        if taken is not None:
+            rows, end = taken
+            commit = partial(_commit, self._options, batch.tasks[0].group, end.clocks)
+            self._get_driver().note_end(batch.offset, end.ranges, commit)
+            self.hand_over(rows)
+        return batch.tasks
 
     def _get_driver(self) -> "StreamDriver":
         # The driver connects on demand: the copy of this reader in a task must never connect.
@@ -428,10 +391,6 @@ class KafkaBatchReader(DataSourceReader):
         )
 
 
-def _count_records(offset: StreamOffset) -> int:
-    return sum(offset_range.size for offset_range in offset.ranges())
-
-
 def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
     """Restrict `offset` to one task's partitions, because an offset of many partitions is large."""
     task_partitions = {task_range.offsets.partition for task_range in plan.ranges}
@@ -449,7 +408,7 @@ def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
     return replace(options, connect_timeout_ms=most_ms)
 
 
-def _commit(options: KafkaOptions, group: str, clocks: _Clocks) -> None:
+def _commit(options: KafkaOptions, group: str, clocks: Mapping[Partition, CommittedClock]) -> None:
     """Commit the clocks of a batch that this process has read, with the consumer that read it."""
     with acquire_reader(_extend_connect_timeout(options), group) as reader:
         reader.commit_clocks(clocks)
@@ -495,7 +454,10 @@ def read_task(
             rows = fold_rows(options.fold, projection.schema, rows)
         yield from rows
         if task.offset:
-            settings = _find_broken_settings() if projection.requests("cti") else {}
+            settings: Mapping[str, str] = {}
+            if projection.requests("cti") and (context := TaskContext.get()) is not None:
+                # The settings of the query at its start, or those of the checkpoint.
+                settings = find_wrong_settings(context.getLocalProperty)
             end.clocks = _encode_clocks(options, task.plan, task.offset, end.ranges, settings)
             if keep is None:
                 reader.commit_clocks(end.clocks)
@@ -524,8 +486,12 @@ def _encode_clocks(
     offset: StreamOffset,
     ended: Mapping[Partition, RangeEnd],
     settings: Mapping[str, str],
-) -> _Clocks:
-    """Return what a task commits; without clocks if partitions are cut, as no task knows them."""
+) -> dict[Partition, CommittedClock]:
+    """Return what a task commits for the partitions that it reads to the end of the batch.
+
+    Tools that measure lag need the ends alone, too: if a partition is cut, only its last task
+    reaches the end, and no task knows the clock.
+    """
     return {
         partition: CommittedClock(
             end,
@@ -533,20 +499,7 @@ def _encode_clocks(
             if options.cuts_partitions
             else encode_group_metadata(offset, partition, *ended[partition], settings),
         )
-        for partition, end in _find_known_ends(plan, offset).items()
-    }
-
-
-def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, int]:
-    """Return the ends of the task's ranges at which the whole batch ends its partition.
-
-    Tools that measure lag need the end offsets too. If a partition is cut, only its last task
-    reaches the end offset, and no task knows the clock.
-    """
-    ends = _list_ends(plan).items()
-    return {
-        partition: end
-        for partition, end in ends
+        for partition, end in _list_ends(plan).items()
         if end == offset.partitions[partition].end_exclusive
     }
 
@@ -554,12 +507,3 @@ def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, in
 def _list_ends(plan: TaskPlan) -> dict[Partition, int]:
     ranges = (task_range.offsets for task_range in plan.ranges)
     return {offsets.partition: offsets.end_exclusive for offsets in ranges}
-
-
-def _find_broken_settings() -> dict[str, str]:
-    """Return the session settings that break what CTIs promise.
-
-    A task sees the settings of its query at the start, or those of the checkpoint.
-    """
-    task = TaskContext.get()
-    return {} if task is None else find_wrong_settings(task.getLocalProperty)

@@ -17,7 +17,8 @@ import sqlglot  # noqa: F401
 from simulation.chance import Beside, Chance
 from simulation.cluster import Client, Cluster, SimulatedConsumer
 
-from pyspark_timestream.kafka import ranges, reader
+from pyspark_timestream.core import adapters
+from pyspark_timestream.kafka import ranges
 from pyspark_timestream.kafka.client import broker, consumer, errors, range_reader
 from pyspark_timestream.kafka.driver import driver, trackers
 
@@ -86,7 +87,7 @@ def _patch_kafka(patch: pytest.MonkeyPatch, chance: Chance, cluster: Cluster) ->
     )
     patch.setattr(range_reader, "_POOL", consumer.Pool(max_idle=4, idle_s=300))
     patch.setattr(driver, "ThreadPoolExecutor", lambda *_: Beside(chance))
-    patch.setattr(reader, "ThreadPoolExecutor", lambda *_: Beside(chance))
+    patch.setattr(adapters, "ThreadPoolExecutor", lambda *_: Beside(chance))
     patch.setattr(trackers, "_ask_in_background", chance.later)
     patch.setattr(range_reader, "_fetch_ranges", partial(_fetch_some, chance, cluster))
 

@@ -85,7 +85,7 @@ class Changing:
     def restart(self, **raw: str) -> None:
         given = options(**{"startingOffsets": "earliest", "changeFrom": "now", **raw})
         self.reader = KafkaStreamReader(given, projection(given, *COLUMNS))
-        self.reader._max_handed = -1
+        self.reader._handing.max_records = -1
         self.reader._driver = StreamDriver(
             given, self.logs.connect, lambda: self.now_us, self.logs.create_reader
         )

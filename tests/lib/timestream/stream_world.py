@@ -23,7 +23,8 @@ from timestream.builders import (
 )
 
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.kafka.driver.trackers import CtiImporter, IdleTracker, derive_import_options
+from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
+from pyspark_timestream.kafka.driver.trackers import IdleTracker
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import reconcile
 from pyspark_timestream.kafka.offsets.stream_state import (

@@ -89,7 +89,7 @@ def test_a_batch_that_cannot_be_read_on_the_driver_is_left_to_its_task(
 ) -> None:
     given = options(ctiFrequency="1")
     reader = KafkaStreamReader(given, project(given, build_default_schema(given)))
-    reader._has_run_task = True
+    reader._handing.needs_task = False
     partition = PartitionOffset(0, 7, PartitionClock())
     offset = StreamOffset("me", given.settings(), 1, {at(0): partition}, tasks=1)
     noted: list[StreamOffset] = []
@@ -123,7 +123,7 @@ def test_a_batch_is_read_while_spark_writes_its_offset(
 ) -> None:
     given = options()
     reader = KafkaStreamReader(given, project(given, build_default_schema(given)))
-    reader._has_run_task = True
+    reader._handing.needs_task = False
     planned, other = (
         StreamOffset("me", given.settings(), 1, {at(0): PartitionOffset(0, end, PartitionClock())},
                      tasks=1)

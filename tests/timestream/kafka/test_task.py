@@ -13,7 +13,7 @@ from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.payload import find_required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
-from pyspark_timestream.kafka.driver.trackers import derive_import_options
+from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import compute_end_clock, run_task
 from pyspark_timestream.rules.clocks import PartitionClock

@@ -1,6 +1,6 @@
 """Configures and pools clients of librdkafka, and reads with confluent-kafka's messages.
 
-`MessageConsumer` needs no compiled code. `native.consumer.NativeConsumer` implements the same
+`MessageConsumer` needs no compiled code. `native_consumer.NativeConsumer` implements the same
 protocol and is faster.
 
 Creating a client costs more than a small task. Spark reuses its Python workers and gives them tasks

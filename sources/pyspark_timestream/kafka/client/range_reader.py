@@ -61,7 +61,7 @@ from pyspark_timestream.kafka.client.errors import (
     lasting_error,
     no_answer_error,
 )
-from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
+from pyspark_timestream.kafka.client.native_consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks, drop_clock
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S, report_losses

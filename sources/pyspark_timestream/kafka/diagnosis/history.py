@@ -95,10 +95,7 @@ class BatchRecord:
     @cached_property
     def clocks(self) -> Mapping[Partition, PartitionClock]:
         """The clock of each partition."""
-        return {
-            partition: partition_offset.clock
-            for partition, partition_offset in self.offset.partitions.items()
-        }
+        return self.offset.clocks
 
 
 History = tuple[BatchRecord, ...]
@@ -234,13 +231,9 @@ def find_since(
 
 def find_blocking_partitions(batch: BatchRecord) -> frozenset[Partition]:
     """Return the partitions at the stream's CTI or without one, except idle ones."""
-    clocks = {
-        partition: partition_offset.clock.cti_us
-        for partition, partition_offset in batch.offset.partitions.items()
-        if not partition_offset.idle
-    }
-    least = min_cti(clocks.values())
-    return frozenset(partition for partition, cti_us in clocks.items() if cti_us == least)
+    clocks = batch.offset.active_clocks
+    least = min_cti(clock.cti_us for clock in clocks.values())
+    return frozenset(partition for partition, clock in clocks.items() if clock.cti_us == least)
 
 
 def count_remaining(history: History) -> dict[Partition, int]:

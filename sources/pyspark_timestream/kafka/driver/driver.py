@@ -17,7 +17,7 @@ There are six kinds of ends, each an offset per partition:
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
@@ -32,15 +32,17 @@ from pyspark_timestream.kafka.decode.records import Projection
 from pyspark_timestream.kafka.diagnosis.diagnoses import recall_warnings
 from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings
+from pyspark_timestream.kafka.driver.cti_importer import (
+    CtiImporter,
+    change_import,
+    derive_import_options,
+)
 from pyspark_timestream.kafka.driver.end_states import LastEndStates
 from pyspark_timestream.kafka.driver.trackers import (
-    CtiImporter,
     IdleTracker,
     PartitionCache,
     RunEnds,
     TopicIds,
-    change_import,
-    derive_import_options,
     make_steady_clock,
 )
 from pyspark_timestream.kafka.offsets.changes import (
@@ -310,7 +312,7 @@ class StreamDriver:
             return
         if not self._ends.is_bounded:
             # A bounded run stops at its own ends; this one now stops at those of the logs.
-            open_at = _find_open_positions(previous, self._find_ended(previous))
+            open_at = _leave_out(previous.ends, self._find_ended(previous))
             ends = self._ends.wait_for(open_at)
             if not self._ends.reaches(open_at):
                 # The next batch handles the loss first; the request stays.
@@ -453,10 +455,10 @@ class StreamDriver:
     def _examine_logs(self, previous: StreamOffset, run: RunContext) -> BrokerSnapshot:
         """Find the positions to go on at, new partitions, and losses (semantics 5.5, 5.6, 9.1)."""
         ended = self._find_ended(previous)
-        open_positions = _find_open_positions(previous, ended)
+        last_positions = previous.ends
+        open_positions = _leave_out(last_positions, ended)
         ends = limit_ends(self._ends.wait_for(open_positions), previous.fixed_ends, ended)
         readable_ends = self._ends.readable_ends
-        last_positions = open_positions | ended
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
         new = [
             partition
@@ -667,12 +669,7 @@ def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:
     return texts
 
 
-def _find_open_positions(
-    previous: StreamOffset, ended: Mapping[Partition, int]
+def _leave_out(
+    positions: Mapping[Partition, int], ended: Container[Partition]
 ) -> dict[Partition, int]:
-    """Return the positions after `previous` of the partitions that have not ended."""
-    return {
-        partition: partition_offset.end_exclusive
-        for partition, partition_offset in previous.partitions.items()
-        if partition not in ended
-    }
+    return {partition: at for partition, at in positions.items() if partition not in ended}

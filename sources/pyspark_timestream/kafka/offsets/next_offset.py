@@ -5,7 +5,7 @@ of the last batch, and each step adds one decision. A step that depends on a wal
 another topic uses the `BrokerSnapshot`, and the offset records the decision.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -169,7 +169,7 @@ def _change_rules(state: StreamState, planned: StreamOffset) -> StreamOffset:
         pending = () if change.leaves_import_out else partition_offset.pending
         return replace(partition_offset, clock=change.move(partition_offset.clock), pending=pending)
 
-    return _change_partitions(replace(planned, settings=change.settings), move, with_missing=True)
+    return replace(planned, settings=change.settings).change_partitions(move, with_missing=True)
 
 
 def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -190,7 +190,7 @@ def _note_change(state: StreamState, planned: StreamOffset) -> StreamOffset:
         points = note_change_points(last_offset, changes, planned.number, start, committed)
         return replace(partition_offset, change_points=points)
 
-    return _change_partitions(replace(planned, changes=changes), note, with_missing=True)
+    return replace(planned, changes=changes).change_partitions(note, with_missing=True)
 
 
 def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -208,7 +208,7 @@ def _set_idle(state: StreamState, planned: StreamOffset) -> StreamOffset:
             return partition_offset
         return replace(partition_offset, idle=is_idle)
 
-    return _change_partitions(planned, set_idle)
+    return planned.change_partitions(set_idle)
 
 
 def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffset:
@@ -224,7 +224,7 @@ def _take_imported_ctis(state: StreamState, planned: StreamOffset) -> StreamOffs
         clock = clock if cti_us is None else raise_cti(clock, cti_us)
         return replace(partition_offset, pending=pending, clock=clock)
 
-    return _change_partitions(planned, take)
+    return planned.change_partitions(take)
 
 
 def _defer_import(
@@ -299,7 +299,7 @@ def _raise_to_stream_cti(state: StreamState, planned: StreamOffset) -> StreamOff
             return partition_offset
         return replace(partition_offset, clock=clock)
 
-    return _change_partitions(planned, raise_clock)
+    return planned.change_partitions(raise_clock)
 
 
 def _set_ranges(
@@ -338,7 +338,7 @@ def _set_ranges(
             waits=partition in waiting,
         )
 
-    return _change_partitions(planned, set_range)
+    return planned.change_partitions(set_range)
 
 
 def _find_reachable(state: StreamState, planned: StreamOffset) -> dict[Partition, int]:
@@ -397,19 +397,3 @@ def _is_worth_a_batch(state: StreamState, planned: StreamOffset) -> bool:
     if snapshot.nothing_to_do and has_new_progress:
         return True
     return run.bounded and not state.has_run_ended
-
-
-def _change_partitions(
-    planned: StreamOffset,
-    change: Callable[[Partition, PartitionOffset], PartitionOffset],
-    *,
-    with_missing: bool = False,
-) -> StreamOffset:
-    """Return the offset with `change` applied to each partition, and to missing ones if wanted."""
-    partitions, missing = (
-        {partition: change(partition, offset) for partition, offset in offsets.items()}
-        for offsets in (planned.partitions, planned.missing if with_missing else {})
-    )
-    return replace(
-        planned, partitions=partitions, missing=missing if with_missing else planned.missing
-    )

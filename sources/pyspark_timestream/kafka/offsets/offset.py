@@ -15,7 +15,7 @@ imported. A partition of the topic that has ended no longer holds the others bac
 ended, the last CTI before the final ones stays.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -109,6 +109,20 @@ class ImportedTopic:
     def positions(self) -> dict[Partition, int]:
         """The next offset to read in each partition."""
         return {partition: progress.position for partition, progress in self.partitions.items()}
+
+    @property
+    def idle(self) -> frozenset[Partition]:
+        """The partitions that do not hold the topic's CTI back."""
+        return frozenset(partition for partition, entry in self.partitions.items() if entry.idle)
+
+    def change_partitions(
+        self, change: Callable[[Partition, ImportedPartition], ImportedPartition]
+    ) -> "ImportedTopic":
+        """Return the topic with `change` applied to each partition."""
+        changed = {
+            partition: change(partition, entry) for partition, entry in self.partitions.items()
+        }
+        return replace(self, partitions=changed)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys."""
@@ -458,9 +472,36 @@ class StreamOffset:
         return {partition: entry.clock for partition, entry in self.partitions.items()}
 
     @property
+    def active_clocks(self) -> dict[Partition, PartitionClock]:
+        """The clocks of the partitions that are not idle."""
+        return {
+            partition: entry.clock for partition, entry in self.partitions.items() if not entry.idle
+        }
+
+    @property
+    def ends(self) -> dict[Partition, int]:
+        """Where the batch ends in each partition."""
+        return {partition: entry.end_exclusive for partition, entry in self.partitions.items()}
+
+    @property
     def malformed_payloads(self) -> dict[Partition, MalformedPayloads]:
         """The malformed values and keys of each partition before the batch."""
         return {partition: entry.malformed_payloads for partition, entry in self.partitions.items()}
+
+    def change_partitions(
+        self,
+        change: Callable[[Partition, PartitionOffset], PartitionOffset],
+        *,
+        with_missing: bool = False,
+    ) -> "StreamOffset":
+        """Return the offset with `change` applied to each partition, missing ones if wanted."""
+        partitions, missing = (
+            {partition: change(partition, entry) for partition, entry in entries.items()}
+            for entries in (self.partitions, self.missing if with_missing else {})
+        )
+        return replace(
+            self, partitions=partitions, missing=missing if with_missing else self.missing
+        )
 
     def ranges(self) -> list[OffsetRange]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
@@ -468,6 +509,11 @@ class StreamOffset:
             OffsetRange(partition, partition_offset.start_inclusive, partition_offset.end_exclusive)
             for partition, partition_offset in sorted(self.partitions.items())
         ]
+
+    @property
+    def size(self) -> int:
+        """The number of offsets that the batch reads."""
+        return sum(partition.size for partition in self.partitions.values())
 
     @property
     def has_records(self) -> bool:

@@ -382,6 +382,16 @@ def find_ended(
     }
 
 
+def raise_to_positions(
+    ends: Mapping[Partition, int], positions: Mapping[Partition, int]
+) -> dict[Partition, int]:
+    """Return `ends` with none below its partition's position; a missing end is the position."""
+    return {
+        **positions,
+        **{partition: max(end, positions.get(partition, 0)) for partition, end in ends.items()},
+    }
+
+
 def limit_ends(
     readable_ends: Mapping[Partition, int],
     fixed_ends: Mapping[Partition, int] | None,

@@ -38,9 +38,7 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     """Plan the tasks of the batch `offset`; the first one emits the first CTI row."""
     partitions = offset.partitions
     groups = offset.groups()
-    active = [
-        partition for partition, partition_offset in partitions.items() if not partition_offset.idle
-    ]
+    active = offset.active_clocks
     indexes = {partition: index for index, partition in enumerate(active)}
     members = [
         [
@@ -50,9 +48,7 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         ]
         for group in groups
     ]
-    others = find_min_of_others(
-        [partitions[partition].clock.cti_us for partition in active], members
-    )
+    others = find_min_of_others([clock.cti_us for clock in active.values()], members)
     plans = [
         TaskPlan(
             tuple(

@@ -12,11 +12,10 @@ from timestream.builders import options
 
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import consumer as client_consumer
-from pyspark_timestream.kafka.client import range_reader
+from pyspark_timestream.kafka.client import native_consumer, range_reader
 from pyspark_timestream.kafka.client.consumer import ColumnConsumer, MessageConsumer
 from pyspark_timestream.kafka.client.errors import ClientLog
-from pyspark_timestream.kafka.client.native import consumer as native_consumer
-from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
+from pyspark_timestream.kafka.client.native_consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from pyspark_timestream.kafka.client.errors import ClientLog, RepeatFilter
-from pyspark_timestream.kafka.client.native.consumer import _build_handlers
+from pyspark_timestream.kafka.client.native_consumer import _build_handlers
 
 REFUSED = "Connect to ipv4#10.0.0.1:9092 failed: Connection refused"
 

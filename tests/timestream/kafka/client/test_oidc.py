@@ -10,7 +10,7 @@ import pytest
 from timestream.builders import options
 
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_native_reader
+from pyspark_timestream.kafka.client.native_consumer import NativeConsumer, load_native_reader
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 
 Asked = queue.Queue[tuple[str, str]]

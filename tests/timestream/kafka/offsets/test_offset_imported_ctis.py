@@ -10,7 +10,7 @@ from timestream.builders import at, block, options
 
 from pyspark_timestream.core.instants import FINAL_US, TIME_UNITS
 from pyspark_timestream.errors import DataLost, OptionError
-from pyspark_timestream.kafka.driver.trackers import CtiImporter, derive_import_options
+from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
 from pyspark_timestream.kafka.offsets.offset import (
     MAX_PENDING,
     ImportedPartition,

@@ -10,7 +10,7 @@ from timestream.builders import GIVEN, at, options
 from pyspark_timestream.core.declarations import option_specs
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.driver.trackers import derive_import_options
+from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.keys import RECORD_KEYS

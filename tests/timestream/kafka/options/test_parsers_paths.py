@@ -9,7 +9,7 @@ from timestream.builders import GIVEN, options
 
 from pyspark_timestream.core.checkpoint import OFFSET_VERSION
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
-from pyspark_timestream.kafka.driver.trackers import derive_import_options
+from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.parsers import TimeFrom, descend, format_path, parse_path

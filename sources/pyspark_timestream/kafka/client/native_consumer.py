@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.ranges import OffsetRange, Partition
 
 _LOG: Final = logging.getLogger(__name__)
 
-NATIVE_READER_PATH: Final = Path(__file__).parent / "native_reader.so"
+NATIVE_READER_PATH: Final = Path(__file__).parent / "native" / "native_reader.so"
 _SOURCE: Final = NATIVE_READER_PATH.with_suffix(".c")
 
 LIBRDKAFKA_FUNCTIONS: Final = (

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.kafka.client.native import consumer as library_module
-from pyspark_timestream.kafka.client.native.consumer import (
+from pyspark_timestream.kafka.client import native_consumer as library_module
+from pyspark_timestream.kafka.client.native_consumer import (
     Block,
     NativeReader,
     adopt_block,
@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.client.native.consumer import (
 )
 from pyspark_timestream.kafka.decode.records import METADATA, ColumnSet, RecordBlock
 
-BUILD = Path(__file__).parents[5] / "build_native.py"
+BUILD = Path(__file__).parents[4] / "build_native.py"
 EOF_CODE, TRANSPORT = -191, -195
 EVERYTHING = ColumnSet(True, True, True, True)
 

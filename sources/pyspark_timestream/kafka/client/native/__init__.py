@@ -1,1 +1,0 @@
-"""Records from librdkafka's C interface into Arrow columns, without an object per record."""
