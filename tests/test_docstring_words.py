@@ -162,7 +162,7 @@ def trees() -> dict[Path, ast.Module]:
 @cache
 def classes() -> dict[str, set[str]]:
     """The members of all classes of both packages."""
-    nodes = (node for tree in trees().values() for node in ast.walk(tree))
+    nodes = (node for tree in trees().values() for node in tree.body)
     return {node.name: members_of(node) for node in nodes if isinstance(node, ast.ClassDef)}
 
 
@@ -196,11 +196,14 @@ def stale_words(tree: ast.Module, known: set[str]) -> list[str]:
                 known |= names_in(node)
     found = []
     for scopes, text in texts:
-        names = set().union(*map(names_in, scopes or [tree]))
-        own = known.union(names, *(classes().get(name, ()) for name in names))
+        unknown = [word for word in WORD.finditer(text.value) if word[1] not in known]
+        if not unknown:
+            continue
+        names = names_in(scopes[0] if scopes else tree)  # It has those of all within.
+        own = names.union(*(classes().get(name, ()) for name in names))
         found += [
             f"{text.lineno + text.value[: word.start()].count(chr(10))}: {word[1]}"
-            for word in WORD.finditer(text.value)
+            for word in unknown
             if word[1] not in own
         ]
     return found
