@@ -26,7 +26,7 @@ from spark_session import local_spark
 
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import build_default_schema, project
-from pyspark_timestream.kafka.decode.payload import find_required_columns
+from pyspark_timestream.kafka.decode.payload import list_required_columns
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import RangeEnd, run_task
@@ -108,7 +108,7 @@ def take(kafka: Broker, topic: str) -> Iterator[tuple[str, float]]:
     more = {"transport": "kafka", "ctiFrequency": "10 seconds", "ctiDelay": "1 second"}
     options = read_kafka_options(given | more)
     projection = project(options, build_default_schema(options))
-    needs = find_required_columns(options, projection)
+    needs = list_required_columns(options, projection)
     reader = RangeReader(options, "floor")
     spans = [
         OffsetRange(Partition(topic, number), 0, ROWS // PARTITIONS) for number in range(PARTITIONS)

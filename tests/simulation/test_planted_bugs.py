@@ -125,11 +125,11 @@ def a_moment_without_a_leader_counts_as_a_loss(patch: Patch) -> None:
 
 @bug(20)
 def a_first_batch_takes_what_is_there(patch: Patch) -> None:
-    def find_first_ranges(self: Any) -> Any:
+    def wait_for_first_ranges(self: Any) -> Any:
         ends = self.request_ends(fresh=not self.is_bounded)
         return self._get_broker().earliest(ends), ends
 
-    patch.setattr(trackers.RunEnds, "find_first_ranges", find_first_ranges)
+    patch.setattr(trackers.RunEnds, "wait_for_first_ranges", wait_for_first_ranges)
 
 
 @bug(20)

@@ -38,12 +38,12 @@ from pyspark_timestream.rules.ticks import (
     advance_ticks,
     are_last,
     compute_cti,
+    compute_delivered_range,
     compute_simulated_time,
     compute_tick_times,
     count_due_ticks,
     cut_blocks,
     cut_evenly,
-    find_delivered_range,
 )
 
 TIME_SCHEMA: Final = (
@@ -171,7 +171,7 @@ class TimeStreamReader(HandingReader, SupportsTriggerAvailableNow):
         check_offset(end, self._settings)
         clock, ticks = self._resume(end, now_us=0)
         before = NO_TICKS if is_initial_offset(start) else Ticks.from_json(start)
-        cuts = cut_evenly(*find_delivered_range(clock, before, ticks), self._options.partitions)
+        cuts = cut_evenly(*compute_delivered_range(clock, before, ticks), self._options.partitions)
         tasks = [TickPartition(clock, begin, stop) for begin, stop in cuts]
         if self.can_hand_over and len(tasks) == 1 and _count(tasks[0]) <= _MAX_HANDED:
             self.hand_over(list(self.read(tasks[0])))

@@ -10,7 +10,7 @@ from pyspark_timestream.commands.measure_lateness import (
     DelayResult,
     Lateness,
     build_row,
-    find_lateness,
+    load_lateness,
 )
 from pyspark_timestream.commands.peek import command as peek
 from pyspark_timestream.core.instants import format_duration, format_instant
@@ -247,7 +247,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     def report() -> str:
         raw = peek.read_arguments(arguments)
-        lateness = find_lateness(raw, arguments.delays, arguments.last)
+        lateness = load_lateness(raw, arguments.delays, arguments.last)
         if arguments.json:
             return to_json(lateness)
         return format_report(

@@ -38,7 +38,7 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.core.policies import KEEP_ALL
 from pyspark_timestream.errors import OptionError, name_topics
-from pyspark_timestream.kafka.decode.payload import find_required_columns, read_payload
+from pyspark_timestream.kafka.decode.payload import list_required_columns, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.offsets.positions import (
     make_end_bound,
@@ -658,7 +658,7 @@ def _follow(
     read_range: ReadRange,
 ) -> Lateness:
     sampled_every = _choose_sampling(sum(max(offset_range.size, 0) for offset_range in ranges))
-    columns = find_required_columns(options, None)._replace(timestamps=True)
+    columns = list_required_columns(options, None)._replace(timestamps=True)
     results = tuple(DelayResult(delay_us) for delay_us in delays_us)
     stamps_us: list[int] = []
     for offset_range in ranges:
@@ -741,17 +741,20 @@ def measure_lateness(
         SchemaRegistryError: the registry does not give a schema.
         MissingExtra: a library for the format is not installed.
     """
-    return build_table(find_lateness(options, delays, last))
+    return build_table(load_lateness(options, delays, last))
 
 
-def find_lateness(
+def load_lateness(
     raw: Mapping[str, str], delays: str | Sequence[str] | None, last: str | None
 ) -> Lateness:
     """Measure what `measure_lateness` returns as a table."""
-    # Take options as Spark does: a number stands for its text.
-    given = delays if delays is None or isinstance(delays, Sequence) else [delays]
-    texts = given.split(",") if isinstance(given, str) else given and [*map(str, given)]
-    delays_us = LADDER_US if texts is None else parse_delays(texts)
+    if delays is None:
+        delays_us = LADDER_US
+    elif isinstance(delays, str):
+        delays_us = parse_delays(delays.split(","))
+    else:
+        # Take options as Spark does: a number stands for its text.
+        delays_us = parse_delays([*map(str, delays if isinstance(delays, Sequence) else [delays])])
     last_us = None if last is None else parse_last(str(last))
     options = _read_options(raw, last)
     # Imported late: the rest of this module needs no Kafka client.

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from pyspark_timestream.commands.explanation import read_operators
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
-from pyspark_timestream.kafka.diagnosis.diagnoses import NEXT_STEPS, Diagnosis, Kind
+from pyspark_timestream.kafka.diagnosis.diagnoses import HEALTHY_KINDS, NEXT_STEPS, Diagnosis
 from pyspark_timestream.kafka.diagnosis.history import (
     BatchReport,
     History,
@@ -83,14 +83,14 @@ def _count(name: str, unit: str, attributes: tuple[str, ...], description: str) 
     return Metric(name, unit, Instrument.COUNTER, attributes, description)
 
 
-class LISTENER:
+class ListenerMetrics:
     """Metrics of the listener itself."""
 
     FAILURES: Final = _count("timestream.listener.failures", "{failure}", (),
         "Events of Spark that the listener could not read; its log has the first")  # fmt: skip
 
 
-class QUERY:
+class QueryMetrics:
     """Metrics of a query."""
 
     ACTIVE: Final = _gauge("timestream.query.active", "{query}", _QUERY,
@@ -105,7 +105,7 @@ class QUERY:
         "Memory that the state of an operator uses")  # fmt: skip
 
 
-class STREAM:
+class StreamMetrics:
     """Metrics of one source of a query: a stream of a Kafka topic, or a clock."""
 
     CTI: Final = _gauge(
@@ -139,7 +139,7 @@ class STREAM:
         "Partitions past the limit, which are exported as one, '(others)'")  # fmt: skip
 
 
-class PARTITION:
+class PartitionMetrics:
     """Metrics of one partition of a stream."""
 
     CTI: Final = _gauge(
@@ -180,7 +180,7 @@ class PARTITION:
         "Marks that were ignored")  # fmt: skip
 
 
-class CLOCK:
+class ClockMetrics:
     """Metrics of a simulated clock."""
 
     BEHIND: Final = _gauge("timestream.clock.ticks.behind", "{tick}", _STREAM,
@@ -189,7 +189,7 @@ class CLOCK:
         "Ticks that overflow = skip left out")  # fmt: skip
 
 
-class SUBSCRIPTION:
+class SubscriptionMetrics:
     """Metrics of a subscription to a store."""
 
     COMMIT: Final = _gauge("tseries.subscription.commit", "{commit}", _STREAM,
@@ -198,25 +198,31 @@ class SUBSCRIPTION:
         "Events that compaction had removed before they were delivered")  # fmt: skip
 
 
+_GROUPS: Final = (
+    ListenerMetrics,
+    QueryMetrics,
+    StreamMetrics,
+    PartitionMetrics,
+    ClockMetrics,
+    SubscriptionMetrics,
+)
+
 METRICS: Final[tuple[Metric, ...]] = tuple(
-    metric
-    for group in (LISTENER, QUERY, STREAM, PARTITION, CLOCK, SUBSCRIPTION)
-    for metric in vars(group).values()
-    if isinstance(metric, Metric)
+    metric for group in _GROUPS for metric in vars(group).values() if isinstance(metric, Metric)
 )
 """All metrics, in the order of a page."""
 
 COUNTER_METRICS: Final[dict[str, tuple[Metric, tuple[tuple[str, str], ...]]]] = {
-    "events": (PARTITION.EVENTS, ()),
-    "dropped": (PARTITION.LATE, (("outcome", "dropped"),)),
-    "adjusted": (PARTITION.LATE, (("outcome", "adjusted"),)),
-    "flagged": (PARTITION.LATE, (("outcome", "flagged"),)),
-    "malformed": (PARTITION.MALFORMED, ()),
-    "tombstones": (PARTITION.TOMBSTONES, ()),
-    "future": (PARTITION.FUTURE, ()),
-    "outside": (PARTITION.OUTSIDE, ()),
-    "ctis": (PARTITION.CTIS, ()),
-    "ignoredCtis": (PARTITION.IGNORED_CTIS, ()),
+    "events": (PartitionMetrics.EVENTS, ()),
+    "dropped": (PartitionMetrics.LATE, (("outcome", "dropped"),)),
+    "adjusted": (PartitionMetrics.LATE, (("outcome", "adjusted"),)),
+    "flagged": (PartitionMetrics.LATE, (("outcome", "flagged"),)),
+    "malformed": (PartitionMetrics.MALFORMED, ()),
+    "tombstones": (PartitionMetrics.TOMBSTONES, ()),
+    "future": (PartitionMetrics.FUTURE, ()),
+    "outside": (PartitionMetrics.OUTSIDE, ()),
+    "ctis": (PartitionMetrics.CTIS, ()),
+    "ignoredCtis": (PartitionMetrics.IGNORED_CTIS, ()),
 }
 """Each counter in a partition's progress -> its metric, and additional attributes for it."""
 
@@ -227,13 +233,10 @@ MAX_NAMED: Final = 20
 OTHERS: Final = "(others)"
 """The topic, partition and writer of a sample that combines several."""
 
-_NOT_REPORTED: Final = (Kind.ENDED, Kind.CAUGHT_UP)
-"""Diagnoses which say that nothing is wrong."""
-
 _KAFKA_KEYS: Final = {"cti", "endOfStream", "partitions"}
 _CLOCK_KEYS: Final = {"cti", "endOfStream", "nextTick", "skipped", "ticksBehind"}
 _SUBSCRIPTION_KEYS: Final = {"commit", "initial", "missed"}
-_AGES: Final = (STREAM.CTI_AGE, PARTITION.CTI_AGE, PARTITION.EVENT_AGE)
+_AGES: Final = (StreamMetrics.CTI_AGE, PartitionMetrics.CTI_AGE, PartitionMetrics.EVENT_AGE)
 
 _MAX_ENDED_RUNS: Final = 100
 """Remember this many ended runs, so that a report that arrives after its run's end is ignored."""
@@ -241,7 +244,6 @@ _MAX_ENDED_RUNS: Final = 100
 _KEPT_BATCHES: Final = 2
 
 Attributes = tuple[tuple[str, str], ...]
-_NO_PARTITIONS: Final = frozenset[Partition]()
 
 
 class Sample(NamedTuple):
@@ -281,7 +283,7 @@ class QueryNumbers:
     def is_aggregated(self) -> bool:
         """Whether a stream has more partitions than are exported one by one."""
         samples = (sample for source in self.sources.values() for sample in source)
-        return any(sample.metric is STREAM.AGGREGATED and sample.value for sample in samples)
+        return any(sample.metric is StreamMetrics.AGGREGATED and sample.value for sample in samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,16 +315,16 @@ class _Numbers(NamedTuple):
 
 
 def _list_clock(report: Mapping[str, Any]) -> Iterator[Sample]:
-    yield from _list_cti(STREAM.CTI, STREAM.CTI_AGE, (), _read_instant(report["cti"]))
-    yield Sample(STREAM.ENDED, (), int(report["endOfStream"]))
-    yield Sample(CLOCK.BEHIND, (), int(report["ticksBehind"]))
-    yield Sample(CLOCK.SKIPPED, (), int(report["skipped"]))
+    yield from _list_cti(StreamMetrics.CTI, StreamMetrics.CTI_AGE, (), _read_instant(report["cti"]))
+    yield Sample(StreamMetrics.ENDED, (), int(report["endOfStream"]))
+    yield Sample(ClockMetrics.BEHIND, (), int(report["ticksBehind"]))
+    yield Sample(ClockMetrics.SKIPPED, (), int(report["skipped"]))
 
 
 def _list_subscription(report: Mapping[str, Any]) -> Iterator[Sample]:
     if report["commit"] is not None:
-        yield Sample(SUBSCRIPTION.COMMIT, (), int(report["commit"]))
-    yield Sample(SUBSCRIPTION.MISSED, (), int(report["missed"] or 0))
+        yield Sample(SubscriptionMetrics.COMMIT, (), int(report["commit"]))
+    yield Sample(SubscriptionMetrics.MISSED, (), int(report["missed"] or 0))
 
 
 def _list_stream(
@@ -332,11 +334,11 @@ def _list_stream(
     cti_us = _read_instant(report["cti"])
     ctis = {partition: _read_instant(entry["cti"]) for partition, entry in entries.items()}
     greatest = max_known(*ctis.values())
-    yield from _list_cti(STREAM.CTI, STREAM.CTI_AGE, (), cti_us)
+    yield from _list_cti(StreamMetrics.CTI, StreamMetrics.CTI_AGE, (), cti_us)
     if cti_us is not None and greatest is not None and greatest < FINAL_US:
-        yield Sample(STREAM.CTI_SPREAD, (), max(greatest - cti_us, 0) / SECOND_US)
-    yield Sample(STREAM.ENDED, (), int(report["endOfStream"]))
-    yield Sample(STREAM.WARNINGS, (), len(report.get("warnings") or ()))
+        yield Sample(StreamMetrics.CTI_SPREAD, (), max(greatest - cti_us, 0) / SECOND_US)
+    yield Sample(StreamMetrics.ENDED, (), int(report["endOfStream"]))
+    yield Sample(StreamMetrics.WARNINGS, (), len(report.get("warnings") or ()))
     for change in report.get("changes") or ():
         yield from _list_change(change)
     yield from _list_malformed(entries)
@@ -344,7 +346,7 @@ def _list_stream(
     for partition in sorted(numbers.keys() & exported):
         yield from _list_partition(_name_partition(partition), numbers[partition])
     others = [numbers[partition] for partition in numbers.keys() - exported]
-    yield Sample(STREAM.AGGREGATED, (), len(others))
+    yield Sample(StreamMetrics.AGGREGATED, (), len(others))
     if others:
         yield from _list_partition(_name_partition(None), _merge_partitions(others))
 
@@ -356,7 +358,7 @@ def _list_malformed(entries: Mapping[Partition, Any]) -> Iterator[Sample]:
         reasons.update(entry["malformedValues"])
     del reasons["total"]
     for reason, count in reasons.items():
-        yield Sample(STREAM.MALFORMED_VALUES, (("reason", reason),), count)
+        yield Sample(StreamMetrics.MALFORMED_VALUES, (("reason", reason),), count)
 
 
 def _number_partitions(
@@ -392,7 +394,7 @@ def _list_change(change: Mapping[str, Any]) -> Iterator[Sample]:
     attributes = ("batch", str(change["batch"])), ("cti", change["cti"] or "")
     for name in sorted({*old, *new}):
         values = ("from", old.get(name, "")), ("to", new.get(name, ""))
-        yield Sample(STREAM.CHANGE, (*attributes, ("option", name), *values), 1)
+        yield Sample(StreamMetrics.CHANGE, (*attributes, ("option", name), *values), 1)
 
 
 def _merge_partitions(partitions: Sequence[_Numbers]) -> _Numbers:
@@ -411,13 +413,13 @@ def _merge_partitions(partitions: Sequence[_Numbers]) -> _Numbers:
 
 
 def _list_partition(attributes: Attributes, numbers: _Numbers) -> Iterator[Sample]:
-    yield from _list_cti(PARTITION.CTI, PARTITION.CTI_AGE, attributes, numbers.cti_us)
-    yield Sample(PARTITION.LAG, attributes, numbers.lag)
-    yield Sample(PARTITION.IDLE, attributes, int(numbers.idle))
-    yield Sample(PARTITION.BLOCKING, attributes, int(numbers.blocking))
+    yield from _list_cti(PartitionMetrics.CTI, PartitionMetrics.CTI_AGE, attributes, numbers.cti_us)
+    yield Sample(PartitionMetrics.LAG, attributes, numbers.lag)
+    yield Sample(PartitionMetrics.IDLE, attributes, int(numbers.idle))
+    yield Sample(PartitionMetrics.BLOCKING, attributes, int(numbers.blocking))
     for name, (metric, further) in COUNTER_METRICS.items():
         yield Sample(metric, (*attributes, *further), numbers.counts[name])
-    yield Sample(PARTITION.MALFORMED_VALUES, attributes, numbers.counts["values"])
+    yield Sample(PartitionMetrics.MALFORMED_VALUES, attributes, numbers.counts["values"])
 
 
 def _name_partition(partition: Partition | None) -> Attributes:
@@ -444,12 +446,14 @@ def _read_instant(text: str | None) -> int | None:
 def _list_diagnosed(history: History, exported: frozenset[Partition]) -> Iterator[Sample]:
     """Yield the diagnoses of `explain_time` as samples, and the times of the last events."""
     for diagnosis in diagnose(history):
-        if diagnosis.kind not in _NOT_REPORTED:
+        if diagnosis.kind not in HEALTHY_KINDS:
             causes = list(_list_causes(diagnosis))
             if len(causes) > MAX_NAMED:
                 causes[MAX_NAMED:] = [_name_partition(None)]
             for attributes in causes:
-                yield Sample(STREAM.FINDING, (("reason", str(diagnosis.kind)), *attributes), 1)
+                yield Sample(
+                    StreamMetrics.FINDING, (("reason", str(diagnosis.kind)), *attributes), 1
+                )
     times_us = {partition: clock.last_us for partition, clock in history[-1].clocks.items()}
     others_us = min_cti(us for partition, us in times_us.items() if partition not in exported)
     for partition, us in (
@@ -457,7 +461,7 @@ def _list_diagnosed(history: History, exported: frozenset[Partition]) -> Iterato
         (None, others_us),
     ):
         if us is not None and us < FINAL_US:
-            yield Sample(PARTITION.EVENT_AGE, _name_partition(partition), us)
+            yield Sample(PartitionMetrics.EVENT_AGE, _name_partition(partition), us)
 
 
 def _list_causes(diagnosis: Diagnosis) -> Iterator[Attributes]:
@@ -548,11 +552,11 @@ def read_watermark(progress: Mapping[str, Any]) -> int | None:
 def _list_own(progress: Mapping[str, Any]) -> Iterator[Sample]:
     watermark_us = read_watermark(progress)
     if watermark_us is not None:
-        yield Sample(QUERY.WATERMARK, (), watermark_us / SECOND_US)
+        yield Sample(QueryMetrics.WATERMARK, (), watermark_us / SECOND_US)
     for operator in read_operators(progress):
         attributes: Attributes = (("operator", operator.operator),)
-        yield Sample(QUERY.STATE_ROWS, attributes, operator.rows)
-        yield Sample(QUERY.STATE_MEMORY, attributes, operator.memory or 0)
+        yield Sample(QueryMetrics.STATE_ROWS, attributes, operator.rows)
+        yield Sample(QueryMetrics.STATE_MEMORY, attributes, operator.memory or 0)
 
 
 def _read_source(
@@ -577,7 +581,7 @@ def _read_source(
             for topic, numbers in report["partitions"].items()
             for number, entry in numbers.items()
         }
-        before = exported.get(index, _NO_PARTITIONS)
+        before = exported.get(index, frozenset())
         free = max(max_partitions - len(before), 0)
         exported[index] = before | frozenset(sorted(entries.keys() - before)[:free])
         samples = _list_stream(report, entries, exported[index])
@@ -622,7 +626,7 @@ def _forget_ended(state: MetricsState, now_us: int) -> MetricsState:
 
 def list_samples(state: MetricsState, now_us: int) -> Iterator[Sample]:
     """Yield the samples of `state` at the wall clock `now_us`; metric and attributes are unique."""
-    yield Sample(LISTENER.FAILURES, (), state.failures)
+    yield Sample(ListenerMetrics.FAILURES, (), state.failures)
     for query in _forget_ended(state, now_us).queries.values():
         yield from _list_query(query, now_us)
 
@@ -631,9 +635,11 @@ def _list_query(query: QueryNumbers, now_us: int) -> Iterator[Sample]:
     name_attributes = (("query.name", query.name),) if query.name else ()
     query_attributes: Attributes = (*name_attributes, ("query.id", query.query))
     runs = query.ended_us is None
-    yield Sample(QUERY.ACTIVE, query_attributes, int(runs))
+    yield Sample(QueryMetrics.ACTIVE, query_attributes, int(runs))
     if runs:
-        yield Sample(QUERY.REPORT_AGE, query_attributes, (now_us - query.reported_us) / SECOND_US)
+        yield Sample(
+            QueryMetrics.REPORT_AGE, query_attributes, (now_us - query.reported_us) / SECOND_US
+        )
     for sample in query.own:
         yield sample._replace(attributes=(*query_attributes, *sample.attributes))
     for index, samples in sorted(query.sources.items()):

@@ -51,7 +51,7 @@ from pyspark_timestream.kafka.client.range_reader import (
     prefetch_small_ranges,
 )
 from pyspark_timestream.kafka.decode.columns import build_default_schema, check_columns, project
-from pyspark_timestream.kafka.decode.payload import find_required_columns
+from pyspark_timestream.kafka.decode.payload import list_required_columns
 from pyspark_timestream.kafka.decode.records import Projection, ReadRange
 from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
@@ -441,7 +441,7 @@ def read_task(
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     unbroken = [task_range for task_range in task.plan.ranges if task_range.is_whole]
     offset_ranges = [task_range.offsets for task_range in unbroken if task_range.offsets.size]
-    columns = find_required_columns(options, projection)
+    columns = list_required_columns(options, projection)
     task_options = options if is_batch else _extend_connect_timeout(options)
     with acquire(task_options, task.group) as reader:
         read_range: ReadRange = reader.read
@@ -462,22 +462,12 @@ def read_task(
             if keep is None:
                 reader.commit_clocks(end.clocks)
     if is_batch:
-        _warn_after_batch(options, projection, task.plan, end.ranges)
+        # A batch read has no driver that sees the ends of all tasks.
+        ends = _list_ends(task.plan).items()
+        finished = {partition: (stop, *end.ranges[partition]) for partition, stop in ends}
+        log_like_spark("pyspark_timestream")
+        warn_about_read(options, projection, RangeReader, finished)
     freeze_objects()
-
-
-def _warn_after_batch(
-    options: KafkaOptions,
-    projection: Projection,
-    plan: TaskPlan,
-    ended: Mapping[Partition, RangeEnd],
-) -> None:
-    """Warn in the task of a batch read, which has no driver that sees the ends of all tasks."""
-    finished = {
-        partition: (stop, *ended[partition]) for partition, stop in _list_ends(plan).items()
-    }
-    log_like_spark("pyspark_timestream")
-    warn_about_read(options, projection, RangeReader, finished)
 
 
 def _encode_clocks(

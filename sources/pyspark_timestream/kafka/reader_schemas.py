@@ -115,9 +115,6 @@ def pin_readers_of(
     return _add_newer_readers(options, projection) if recorded else options
 
 
-_FIRST_MESSAGE: Final = (0,)
-
-
 def pin_readers(options: KafkaOptions, recorded: Mapping[str, ReaderSchema]) -> KafkaOptions:
     """Return `options` with the readers' schemas of values and keys.
 
@@ -256,7 +253,7 @@ def read_registered(rules: PayloadRules, schema: RegisteredSchema) -> ReaderSche
         return _create_reader(inline_references(schema), rules.message or "")
     main = schema.text.encode()
     references = {reference.name: reference.text.encode() for reference in schema.references}
-    message = rules.message or find_message_name(main, _FIRST_MESSAGE) or ""
+    message = rules.message or find_message_name(main) or ""
     descriptor_set = normalize(build_descriptor_set(main, references), message)
     return _create_reader(base64.b64encode(descriptor_set).decode(), message)
 

@@ -21,9 +21,9 @@ from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, Violat
 from pyspark_timestream.kafka.decode.payload import (
     ProcessedBlock,
     build_cti_rows,
-    find_required_columns,
     find_true_rows,
     interleave_ctis,
+    list_required_columns,
     read_payload,
 )
 from pyspark_timestream.kafka.decode.records import (
@@ -95,7 +95,7 @@ class _TaskRun:
         self._projection = projection
         self._read_range = read_range
         self._options = options
-        self._first = (options, find_required_columns(options, projection))
+        self._first = (options, list_required_columns(options, projection))
         self._has_ctis = projection.requests("cti")
         own_us = tuple(task_range.clock.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us
@@ -123,7 +123,7 @@ class _TaskRun:
                 before_us = clock.cti_us
                 clock = change_clock(clock, self._options, changed)
                 self._options = changed
-                columns = find_required_columns(changed, self._projection)
+                columns = list_required_columns(changed, self._projection)
                 if clock.cti_us != before_us:
                     yield from self._prove(index, np.array([clock.cti_us]))
             options = self._options
@@ -263,7 +263,7 @@ def follow_clock(
 ) -> Iterator[tuple[PartitionClock, Instants]]:
     """Return, for each block of the range, the partition's clock after it and the block's CTIs."""
     clock = task_range.clock
-    columns = find_required_columns(options, None)
+    columns = list_required_columns(options, None)
     for block in _read_to_end(options, clock, task_range.offsets, columns, read_range):
         with _locate_refusals(task_range.offsets.partition, block):
             payload = read_payload(options, None, block)

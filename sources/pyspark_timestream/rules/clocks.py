@@ -350,14 +350,14 @@ MinOfOthers: TypeAlias = tuple[int | None, ...]
 if there are no others."""
 
 
-def find_min_of_others(
+def compute_min_of_others(
     ctis_us: Sequence[int | None], groups: Iterable[Collection[int]]
 ) -> list[MinOfOthers]:
     """Return for each group of indices the minimum of all other CTIs.
 
     Sorts once for all groups, since a batch may have thousands of partitions and as many tasks.
 
-    >>> find_min_of_others([5, 3, 4], [[1], [0, 2], [0, 1, 2]])
+    >>> compute_min_of_others([5, 3, 4], [[1], [0, 2], [0, 1, 2]])
     [(4,), (3,), ()]
     """
     # A partition without a CTI comes first, since it holds back all others.
@@ -474,7 +474,7 @@ def find_max_proven(
     groups = list(tasks)
     proven = (
         min_cti([*(end_us[i] for i in members), *others])
-        for members, others in zip(groups, find_min_of_others(start_us, groups), strict=True)
+        for members, others in zip(groups, compute_min_of_others(start_us, groups), strict=True)
     )
     return max_known(*proven)
 

@@ -113,7 +113,7 @@ def advance_ticks(clock: Clock, before: Ticks, now_us: int, cap: int | None = No
     return Ticks(begin, due if cap is None else min(due, begin + cap), before.skipped)
 
 
-def find_delivered_range(clock: Clock, before: Ticks, ticks: Ticks) -> tuple[int, int]:
+def compute_delivered_range(clock: Clock, before: Ticks, ticks: Ticks) -> tuple[int, int]:
     """Return the ticks [start, end) of all batches after `before` up to and including `ticks`.
 
     That is one batch, unless Spark tracks progress asynchronously and replays several as one;

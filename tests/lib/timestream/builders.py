@@ -16,7 +16,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     RunContext,
     StreamState,
-    find_alignment,
+    compute_alignment,
 )
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition
@@ -79,7 +79,7 @@ def stream_state(previous, clocks, positions, ends, run=RUN, seen=NOTHING_SEEN):
 
 def instants_to_look_up(previous, clocks, positions, ends, run):
     """The timestamps, in ms, whose offsets aligned reading asks the time index for."""
-    return find_alignment(
+    return compute_alignment(
         stream_state(previous, clocks, positions, ends, run), ends
     ).list_instants_ms()
 

@@ -30,7 +30,7 @@ from pyspark_timestream.kafka.offsets.positions import reconcile
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     RunContext,
-    find_alignment,
+    compute_alignment,
 )
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange
@@ -239,7 +239,7 @@ class World:
                 imported=imported,
             )
             after = {partition: self.state_after(previous, partition) for partition in wanted}
-            asked = find_alignment(
+            asked = compute_alignment(
                 stream_state(previous, after, positions, ends, run), ends
             ).list_instants_ms()
             index = self.look_up(asked)

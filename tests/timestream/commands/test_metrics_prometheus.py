@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from timestream.progress_events import parse_page
 
 from pyspark_timestream.commands.metrics import (
-    LISTENER,
     METRICS,
-    PARTITION,
-    STREAM,
     Instrument,
+    ListenerMetrics,
     Metric,
+    PartitionMetrics,
     Sample,
+    StreamMetrics,
 )
 from pyspark_timestream.commands.metrics_export import render_page
 
@@ -25,7 +25,7 @@ NAMES = st.text(st.characters(codec="utf-8"))
 @given(st.dictionaries(st.tuples(NAMES, NAMES), NUMBERS))
 def test_any_name_and_number_is_read_back(numbers):
     samples = [
-        Sample(PARTITION.LAG, (("topic", topic), ("query.name", query)), number)
+        Sample(PartitionMetrics.LAG, (("topic", topic), ("query.name", query)), number)
         for (topic, query), number in numbers.items()
     ]
     found = parse_page(render_page(samples))
@@ -37,8 +37,8 @@ def test_any_name_and_number_is_read_back(numbers):
 
 def test_page_is_as_the_format_shows_it():
     samples = [
-        Sample(STREAM.ENDED, (("query.id", 'a"b\\c\nd'),), 1),
-        Sample(LISTENER.FAILURES, (), 0),
+        Sample(StreamMetrics.ENDED, (("query.id", 'a"b\\c\nd'),), 1),
+        Sample(ListenerMetrics.FAILURES, (), 0),
     ]
     assert render_page(samples) == (
         "# HELP timestream_listener_failures_total Events of Spark that the listener could not "
@@ -52,7 +52,7 @@ def test_page_is_as_the_format_shows_it():
 
 
 def test_half_a_surrogate_pair_does_not_break_the_page():
-    page = render_page([Sample(STREAM.ENDED, (("query.name", "a\ud800b"),), 1)])
+    page = render_page([Sample(StreamMetrics.ENDED, (("query.name", "a\ud800b"),), 1)])
     assert 'query_name="a?b"' in page.encode("utf-8").decode("utf-8")
 
 

@@ -11,7 +11,7 @@ from timestream.builders import INSTANT, PASSING, at, block, micros, options, pr
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import ViolationFound
-from pyspark_timestream.kafka.decode.payload import find_required_columns
+from pyspark_timestream.kafka.decode.payload import list_required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
@@ -317,7 +317,7 @@ def test_end_state_is_kept_for_every_partition_even_if_empty():
 )
 def test_only_what_is_needed_is_read(raw, columns, needs):
     given_options = options(**raw)
-    assert find_required_columns(given_options, projection(given_options, *columns)) == needs
+    assert list_required_columns(given_options, projection(given_options, *columns)) == needs
 
 
 def test_times_come_from_headers_of_which_the_last_wins():
@@ -477,7 +477,7 @@ def test_failfast_judges_rows_that_where_would_not_want():
 
 def test_metadata_that_only_the_condition_names_is_read():
     given_options = options(where="headers is null and key is null and timestamp is not null")
-    needs = find_required_columns(given_options, projection(given_options, NUMBER[0]))
+    needs = list_required_columns(given_options, projection(given_options, NUMBER[0]))
     assert needs == ColumnSet(timestamps=True, keys=True, headers=True)
     table, _ = delivered(
         {"where": "timestamp > '1970-01-01T00:00:00Z'"}, NUMBER[:1], b"", b"", timestamps_ms=[0, 1]

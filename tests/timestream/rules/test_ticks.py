@@ -19,13 +19,13 @@ from pyspark_timestream.rules.ticks import (
     advance_ticks,
     are_last,
     compute_cti,
+    compute_delivered_range,
     compute_simulated_time,
     compute_tick_times,
     count_due_ticks,
     count_ticks,
     cut_blocks,
     cut_evenly,
-    find_delivered_range,
     fits_calendar,
 )
 
@@ -146,7 +146,7 @@ def test_any_split_into_batches_and_restarts_delivers_or_skips_every_tick_once(c
         if ticks == before:
             assert due <= before.end_exclusive
             continue
-        batch = range(*find_delivered_range(clock, before, ticks))
+        batch = range(*compute_delivered_range(clock, before, ticks))
         assert batch
         skipped += range(before.end_exclusive, batch.start)
         seen += batch
@@ -169,19 +169,19 @@ def test_one_batch_and_many_capped_ones_deliver_the_same(clock, seconds, cap):
         return
     ticks, seen = NO_TICKS, []
     while (after := advance_ticks(clock, ticks, now_us, cap)) != ticks:
-        seen += range(*find_delivered_range(clock, ticks, after))
+        seen += range(*compute_delivered_range(clock, ticks, after))
         ticks = after
-    assert seen == list(range(*find_delivered_range(clock, NO_TICKS, whole)))
+    assert seen == list(range(*compute_delivered_range(clock, NO_TICKS, whole)))
 
 
 def test_several_batches_asked_for_as_one_are_all_their_ticks():
     clock = Clock(0, 0)
-    assert find_delivered_range(clock, Ticks(0, 3), Ticks(7, 9)) == (3, 9)
+    assert compute_delivered_range(clock, Ticks(0, 3), Ticks(7, 9)) == (3, 9)
 
 
 def test_several_batches_of_a_skipping_clock_asked_for_as_one_are_the_newest():
     clock = Clock(0, 0, skips=True)
-    assert find_delivered_range(clock, Ticks(2, 3), Ticks(8, 9, 6)) == (8, 9)
+    assert compute_delivered_range(clock, Ticks(2, 3), Ticks(8, 9, 6)) == (8, 9)
 
 
 def test_skipped_ticks_count_toward_max_count():

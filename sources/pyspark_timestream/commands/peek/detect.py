@@ -523,9 +523,6 @@ def _count_objects(contents: pa.Array) -> int:
     return sum(parse_object(content) is not None for content in contents.to_pylist())
 
 
-_FIRST_MESSAGE: Final = (0,)
-
-
 class RegistryAnswers(NamedTuple):
     """The schemas that a registry has; None, and the problem, if it did not answer."""
 
@@ -579,7 +576,7 @@ def find_reader_options(
             is_default = subject == f"{topic}-{side}"
             options = {} if is_default else {f"{side}Subject": subject}
             message = _find_message(detection)
-            if message and message != find_message_name(latest.text.encode(), _FIRST_MESSAGE):
+            if message and message != find_message_name(latest.text.encode()):
                 options[f"{side}Message"] = message
             return options
     if user_subject is None and detection.format == "avro" and detection.writer is not None:

@@ -272,7 +272,9 @@ def _rank_lag(least_us: int | None, most_us: int | None) -> int:
     if least_us is None or most_us is None:
         return 1
     middle = abs(statistics.mean((least_us, most_us)))
-    return 0 if middle <= DAY_US else 1 if middle <= _YEAR_US else 2
+    if middle <= DAY_US:
+        return 0
+    return 1 if middle <= _YEAR_US else 2
 
 
 class ReadingPlan(NamedTuple):

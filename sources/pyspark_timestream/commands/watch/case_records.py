@@ -71,7 +71,7 @@ def read_case(case: Case, raw: Mapping[str, str]) -> CaseRecords:
     options, why = _read_options(case, raw)
     reader: RangeReader = RangeReader(options, _GROUP)
     try:
-        return find_records(case, options if not why else None, reader.read, why)
+        return search_records(case, options if not why else None, reader.read, why)
     finally:
         reader.close()
 
@@ -89,7 +89,7 @@ def _read_options(case: Case, raw: Mapping[str, str]) -> tuple[KafkaOptions, str
     return options, ""
 
 
-def find_records(
+def search_records(
     case: Case, options: KafkaOptions | None, read_range: ReadRange, why: str = ""
 ) -> CaseRecords:
     """Find the records of a case; without `options` return the first records of its batch."""

@@ -38,7 +38,7 @@ from pyspark_timestream.commands.watch.follow import (
     thin_curve,
 )
 from pyspark_timestream.core.instants import FINAL_US, SECOND_US, format_instant
-from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, Kind
+from pyspark_timestream.kafka.diagnosis.diagnoses import HEALTHY_KINDS, Diagnosis
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.report import (
     TimeScale,
@@ -110,7 +110,6 @@ NEEDS_SCRIPT: Final = (
 )
 _NO_CASES: Final = "nothing late, early or malformed in the last batches"
 
-_HEALTHY: Final = (Kind.ENDED, Kind.CAUGHT_UP)
 _SIGNS: Final = {
     "runs": ("runs", "ok"),
     "works": ("at work", "ok"),
@@ -197,7 +196,7 @@ def _render_diagnoses(diagnoses: Sequence[Diagnosis], number: int) -> str:
 
 
 def _render_diagnosis(diagnosis: Diagnosis, key: str) -> str:
-    css_class = "fine" if diagnosis.kind in _HEALTHY else "finding"
+    css_class = "fine" if diagnosis.kind in HEALTHY_KINDS else "finding"
     since = f", for {age_html(diagnosis.since_us)}" if diagnosis.since_us is not None else ""
     fix = to_html(diagnosis.fix)
     return (
@@ -392,7 +391,9 @@ def _render_lane(stream: StreamView, fact: PartitionFacts, scale: TimeScale) -> 
     if stream.waiting:
         waiting = stream.waiting.get(fact.partition)
         cells.insert(2, "" if waiting is None else f"{waiting:,}")
-    class_attribute = ' class="cause"' if fact.is_cause else ' class="idle"' if fact.idle else ""
+    class_attribute = ' class="idle"' if fact.idle else ""
+    if fact.is_cause:
+        class_attribute = ' class="cause"'
     remarks = to_html(", ".join(list_remarks(fact)))
     small = f" <small>{remarks}</small>" if remarks else ""
     return (

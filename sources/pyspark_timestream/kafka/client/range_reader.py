@@ -784,7 +784,9 @@ class PartialFetch:
     def add(self, messages: Sequence[Message]) -> bool:
         """Add polled messages; return whether any range made progress."""
         has_progress = False
-        for partition, run in itertools.groupby(messages, _partition_of):
+        for partition, run in itertools.groupby(
+            messages, lambda message: Partition(message.topic(), message.partition())
+        ):
             if partition in self._ranges:
                 has_progress |= self._add_run(partition, list(run))
             else:
@@ -831,7 +833,3 @@ def _build_blocks(
         clip(build_record_block(records, columns), offset_range.end_exclusive) if records else None
     )
     return [] if block is None else [block]
-
-
-def _partition_of(message: Message) -> Partition:
-    return Partition(message.topic(), message.partition())

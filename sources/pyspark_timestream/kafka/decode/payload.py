@@ -102,7 +102,7 @@ class Payload:
         return {reason: count for reason, count in by_reason if reason and count}
 
 
-def find_required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
+def list_required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
     """Return the columns to read for `projection`, or only for the clock if it is None."""
     sources = list_time_sources(options).values()
     sides = {rules.side: rules for rules, _ in _list_sides(options, projection)}

@@ -189,6 +189,10 @@ class Kind(StrEnum):
     )
 
 
+HEALTHY_KINDS: Final = (Kind.ENDED, Kind.CAUGHT_UP)
+"""Diagnoses which say that nothing is wrong."""
+
+
 _KNOWN: Final = {str(kind): kind for kind in Kind}
 """The kinds by name, since a newer release may have given warnings of kinds unknown here."""
 

@@ -144,7 +144,11 @@ class Warner:
             *find_warnings(history, now_us),
             *find_short_replays(history),
             # The warning of a start at the end of the log holds until something is read.
-            *([] if read_partitions else _recall_start_at_end(previous)),
+            *(
+                warning
+                for warning in recall_warnings(previous.warnings)
+                if warning.kind is Kind.START_AT_END and not read_partitions
+            ),
             *self._find_uncounted(read_partitions, previous, now),
             *self._option_diagnoses,
             *batch_diagnoses,
@@ -293,14 +297,6 @@ _DESCRIPTIONS: Final[Mapping[Kind, DescribeBlock]] = {
     Kind.IMPROBABLE_TIMES: describe_unit,
     Kind.MALFORMED_VALUES: describe_values,
 }
-
-
-def _recall_start_at_end(previous: StreamOffset) -> list[Diagnosis]:
-    return [
-        warning
-        for warning in recall_warnings(previous.warnings)
-        if warning.kind is Kind.START_AT_END
-    ]
 
 
 def warn_about_read(

@@ -77,7 +77,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     RunContext,
     StreamState,
-    find_alignment,
+    compute_alignment,
     find_emitted_cti,
     has_new_import,
 )
@@ -359,7 +359,7 @@ class StreamDriver:
         self._connect(stream)
         imported = self._read_imported(None)
         high_watermarks = self._ends.get_high_watermarks() if imported else {}
-        earliest, ends = self._ends.find_first_ranges()
+        earliest, ends = self._ends.wait_for_first_ranges()
         starts = make_start_bound(self._options).resolve(earliest, ends, self._broker.offsets_at)
         fixed_ends = pin_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
         high_watermarks = self._add_lacking_ends(high_watermarks, starts.keys() if imported else ())
@@ -391,7 +391,11 @@ class StreamDriver:
                 # later batch.
                 imported = previous.imported
         now_us = self._now_us()
-        caught_up_since_us = self._watch_idle(previous, snapshot.positions, run, now_us)
+        if run.new_start:
+            self._idle_tracker.resume(previous.partitions)
+        caught_up_since_us = self._idle_tracker.update(
+            self._broker, snapshot.positions, self._ends.readable_ends, previous.idle, now_us
+        )
         end_states = self._end_states.find(self._options, previous)
         snapshot = replace(
             snapshot,
@@ -518,26 +522,12 @@ class StreamDriver:
             earliest = self._broker.earliest(readable_ends)
         return topic_ids, earliest
 
-    def _watch_idle(
-        self,
-        previous: StreamOffset,
-        positions: Mapping[Partition, int],
-        run: RunContext,
-        now_us: int,
-    ) -> Mapping[Partition, int]:
-        """Return which partitions have caught up, and since when (semantics 5.3)."""
-        if run.new_start:
-            self._idle_tracker.resume(previous.partitions)
-        return self._idle_tracker.update(
-            self._broker, positions, self._ends.readable_ends, previous.idle, now_us
-        )
-
     def _ask_time_index(self, state: StreamState) -> Mapping[Partition, int | None]:
         """Return the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
         if not self._options.is_timed_by_record:
             return {}
         return self._broker.offsets_at(
-            find_alignment(state, state.snapshot.ends).list_instants_ms()
+            compute_alignment(state, state.snapshot.ends).list_instants_ms()
         )
 
     # -- batches that were planned ----------------------------------------------------------------

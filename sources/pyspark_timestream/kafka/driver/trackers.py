@@ -276,7 +276,7 @@ class RunEnds:
             asked_at_s = time.monotonic()
             ends = self.request_ends(fresh=True)
 
-    def find_first_ranges(self) -> tuple[Ends, Ends]:
+    def wait_for_first_ranges(self) -> tuple[Ends, Ends]:
         """Return, for a first batch, each partition's first offset and how far it may be read.
 
         A partition that is left out would be found later, and then be read from its beginning. So

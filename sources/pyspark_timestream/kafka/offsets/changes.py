@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pyspark_timestream.core.checkpoint import CTI_SETTINGS
 from pyspark_timestream.core.declarations import quote_setting
-from pyspark_timestream.kafka.options.kafka_options import SPECS, KafkaOptions
+from pyspark_timestream.kafka.options.kafka_options import ENDING_OPTIONS, SPECS, KafkaOptions
 from pyspark_timestream.kafka.options.parsers import NOW
 from pyspark_timestream.rules.clocks import PartitionClock, change_rules
 
@@ -22,8 +22,6 @@ KEPT_CHANGES: Final = 16
 
 IDLE_TIMEOUT: Final = "idleTimeout"
 """This option is not pinned, so it changes without `changeFrom`, and is recorded all the same."""
-
-_ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
 def describe_settings(old: Settings, new: Settings) -> str:
@@ -228,7 +226,7 @@ def find_obstacle(
     if kind == "more":
         if old is None or new is None or not set(old.split(",")) <= set(new.split(",")):
             return "only adds topics"
-        if any(end in stored for end in _ENDS):
+        if any(end in stored for end in ENDING_OPTIONS):
             return "adds no topics to a stream with an end"
         return None
     if name in CTI_SETTINGS and old is None:

@@ -31,7 +31,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     StreamState,
     advance_by_clock,
     align_ends,
-    find_alignment,
+    compute_alignment,
     find_emitted_cti,
     find_idle,
 )
@@ -309,7 +309,7 @@ def _set_ranges(
     run = state.run
     positions = state.snapshot.positions
     reachable = _find_reachable(state, planned)
-    alignment = find_alignment(state, reachable)
+    alignment = compute_alignment(state, reachable)
     aligned, waiting = align_ends(alignment, positions, reachable, time_index)
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets, aligned)
 

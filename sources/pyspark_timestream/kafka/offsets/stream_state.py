@@ -291,7 +291,7 @@ class _Pace:
         return min(max(self.size * (bound_us - self.last_us) // gain_us, MIN_READ), limit)
 
 
-def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignment:
+def compute_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignment:
     """Return how far the next batch may read, if logs can be read up to `ends`."""
     options = state.run.options
     skew_us = options.max_skew_us

@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.offsets.positions import check_order
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange, cut_ranges
-from pyspark_timestream.rules.clocks import MinOfOthers, PartitionClock, find_min_of_others
+from pyspark_timestream.rules.clocks import MinOfOthers, PartitionClock, compute_min_of_others
 
 E = TypeVar("E", tuple[int, int], tuple[int, int, int])
 
@@ -48,7 +48,7 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         ]
         for group in groups
     ]
-    others = find_min_of_others([clock.cti_us for clock in active.values()], members)
+    others = compute_min_of_others([clock.cti_us for clock in active.values()], members)
     plans = [
         TaskPlan(
             tuple(

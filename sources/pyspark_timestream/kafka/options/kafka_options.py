@@ -51,7 +51,7 @@ PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "Unorder
 _GENERATED: Final = ("ctiFrequency", "advanceTime")
 _OWN_CTI_SOURCES: Final = (*_GENERATED, "ctiHeader")
 _RUNNING_CTI_SOURCES: Final = (*_OWN_CTI_SOURCES, "ctiImport")
-_ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+ENDING_OPTIONS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 CTI_SOURCES: Final = (*_RUNNING_CTI_SOURCES, "finalCti")
 """A column `cti` needs one of these options (semantics 2.8)."""
 
@@ -398,7 +398,7 @@ class KafkaOptions(PayloadOptions):
         ),
         is_pinned=True,
         needs=_OWN_CTI_SOURCES,
-        excludes=("ctiImport", "idleAdvance", *_ENDINGS),
+        excludes=("ctiImport", "idleAdvance", *ENDING_OPTIONS),
     )
 
     @property

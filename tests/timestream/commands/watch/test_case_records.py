@@ -11,7 +11,7 @@ from timestream.builders import at
 from timestream.histories import NOON, SECOND
 
 from pyspark_timestream.commands.watch import case_records
-from pyspark_timestream.commands.watch.case_records import find_records, read_case
+from pyspark_timestream.commands.watch.case_records import read_case, search_records
 from pyspark_timestream.commands.watch.follow import Case
 from pyspark_timestream.commands.watch.live import LivePage
 from pyspark_timestream.commands.watch.page import render_case
@@ -57,7 +57,7 @@ def event(second):
 def find(counter, counted, values, step=4, settings=JSON, **more):
     options = read_kafka_options({**RAW, **settings})
     one = case(counter, counted, len(values), settings, **more)
-    return find_records(one, options, reading(values, step))
+    return search_records(one, options, reading(values, step))
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(1, 7), st.integers(0, 9))
@@ -110,7 +110,7 @@ def test_no_more_records_are_read_than_a_page_may_cost(monkeypatch):
 
 def test_without_the_rules_the_first_records_are_shown_and_told_to_be():
     values = [event(n) for n in range(50)]
-    found = find_records(case("dropped", 1, 50), None, reading(values, 7), "a reason")
+    found = search_records(case("dropped", 1, 50), None, reading(values, 7), "a reason")
     assert [row[0] for row in found.rows] == [str(n) for n in range(10)]
     assert "a reason" in found.notes[0]
 

@@ -10,7 +10,7 @@ from timestream.builders import INSTANT, block, options, projection
 from timestream.decoding import COLUMNS, task
 
 from pyspark_timestream.errors import ViolationFound
-from pyspark_timestream.kafka.decode.payload import find_required_columns, read_payload
+from pyspark_timestream.kafka.decode.payload import list_required_columns, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet
 
 MARKED = {"ctiHeader": "cti", "timeUnit": "ms"}
@@ -100,7 +100,7 @@ def test_a_time_window_is_of_the_position_before_the_records_own_mark():
 def test_a_punctuation_is_known_only_by_its_headers_and_its_value():
     given_options = options(ctiHeader="cti")
     wanted = projection(given_options, ("offset", pa.int64()))
-    assert find_required_columns(given_options, wanted) == ColumnSet(
+    assert list_required_columns(given_options, wanted) == ColumnSet(
         timestamps=True, values=True, headers=True
     )
     payload = read_payload(given_options, wanted, block(b"", None))

@@ -21,7 +21,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import OffsetRange, assign_tasks
 from pyspark_timestream.kafka.reader import KafkaStreamReader
-from pyspark_timestream.rules.clocks import PartitionClock, find_min_of_others, min_cti
+from pyspark_timestream.rules.clocks import PartitionClock, compute_min_of_others, min_cti
 
 clocks = st.lists(st.none() | st.integers(-9, 9), max_size=6)
 
@@ -79,7 +79,7 @@ def test_task_with_its_part_commits_the_same_metadata():
 def test_the_least_of_the_others_stands_for_all_of_them(ctis, data):
     groups = data.draw(st.lists(st.sets(st.integers(0, 5).filter(lambda i: i < len(ctis)))
                                 if ctis else st.just(set()), max_size=4))  # fmt: skip
-    for group, least in zip(groups, find_min_of_others(ctis, groups), strict=True):
+    for group, least in zip(groups, compute_min_of_others(ctis, groups), strict=True):
         others = [ctis[i] for i in range(len(ctis)) if i not in group]
         assert len(least) == bool(others)
         assert min_cti(least) == min_cti(others)

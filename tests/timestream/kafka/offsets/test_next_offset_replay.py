@@ -29,7 +29,7 @@ from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
     RunContext,
-    find_alignment,
+    compute_alignment,
 )
 from pyspark_timestream.kafka.offsets.tasks import join_batches, plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange
@@ -106,7 +106,7 @@ class Replay:
                 if positions[partition] == readable_ends[partition]
             }
             since_us = {partition: 0 for partition in resting if partition.number in self.quiet}
-            wanted_ms = find_alignment(
+            wanted_ms = compute_alignment(
                 stream_state(previous, states, positions, ends, run), ends
             ).list_instants_ms()
             index = {

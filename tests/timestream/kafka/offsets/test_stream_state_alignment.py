@@ -16,7 +16,7 @@ from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffse
 from pyspark_timestream.kafka.offsets.stream_state import (
     MIN_READ,
     RunContext,
-    find_alignment,
+    compute_alignment,
 )
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Frequency
@@ -84,7 +84,7 @@ class Reader:
         ended = {
             partition: self.clock(partition.number, end) for partition, end in positions.items()
         }
-        wanted_ms = find_alignment(
+        wanted_ms = compute_alignment(
             stream_state(previous, ended, positions, ends, run), ends
         ).list_instants_ms()
         index = {
@@ -278,7 +278,7 @@ def test_aligned_partition_without_a_cti_does_not_wait():
         }
         ends, run = {slow: 9_000, fast: 9_000}, RunContext(aligned(1, 0))
         clock = stream_state(previous, ended, {slow: 100, fast: 100}, ends, run)
-        assert (fast in find_alignment(clock, ends).waiting) == waits
+        assert (fast in compute_alignment(clock, ends).waiting) == waits
 
 
 def test_aligned_waiting_partition_is_recorded(read_little):

@@ -155,7 +155,7 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
 
 
 @_refuse_bad_names()
-def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
+def find_message_name(main: bytes, indexes: Sequence[int] = (0,)) -> str | None:
     """Return the full name of the message at a frame's `indexes`; None if there is none.
 
     `main` is the schema: a FileDescriptorProto, plain or in base64.
