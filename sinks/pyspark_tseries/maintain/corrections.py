@@ -1,7 +1,7 @@
 """Withdraw wrong corrections of `correct_late`, and say where it keeps its state (semantics 30.7).
 
 A store keeps the late rows of a correcting query that wait in `_tseries/late/QUERY`, a file for
-each batch; the number of the query's last committed batch is a transaction.
+each batch; the number and digest of the query's last committed batch are transactions.
 
 `withdraw_corrections` restores windows that `correct_late` corrected wrongly. A withdrawn
 correction stays in the store, as every event does, and an edit restores the values of other
@@ -12,7 +12,8 @@ notes.
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,15 +32,21 @@ from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
+from pyspark_tseries.write.batch import (
+    Batch,
+    CommitContext,
+    PreparedCommit,
+    Revision,
+    digest_transaction,
+)
 from pyspark_tseries.write.rows import EDIT_OF, stage_columns, staged_schema
 
 REASON_COLUMN: Final = "reason"
 """The value column that says why an event was written; null in events of other writers."""
 
 LATE_TOKEN: Final = "tseries:late:"
-BASIS_KEY: Final = b"bounds"
-"""The key of a batch's basis, as JSON, in the metadata of its file of waiting windows."""
+NOTE_KEY: Final = b"batch"
+"""The key of a batch's note, as JSON, in the metadata of its file of waiting windows."""
 
 _NOTE: Final = "withdrawn.json"
 
@@ -47,6 +54,55 @@ _NOTE: Final = "withdrawn.json"
 def late_path(location: Location, query: str, name: str) -> str:
     """Return the path of a file of a correcting query."""
     return location.file("_tseries", "late", query, name)
+
+
+@dataclass(frozen=True, slots=True)
+class LateFiles:
+    """The files of a query's batches from one of its commits on: what waits after each of them.
+
+    A file is named by its batch and by the query's last commit then. So nobody replaces a file that
+    somebody reads who knows another commit, and without a new commit all drivers of the query
+    write the same: what waited, and the late rows of the batch.
+
+    Attributes:
+        location: the location of the store.
+        query: the id of the query.
+        commit: the number and digest of its last batch with a commit; None before the first one.
+    """
+
+    location: Location
+    query: str
+    commit: tuple[int, int] | None
+
+    @staticmethod
+    def of(store: Store, query: str) -> "LateFiles":
+        """Return the files from the query's last commit on, in the log as last refreshed."""
+        token = f"{LATE_TOKEN}{query}"
+        batch, digest = store.transaction(token), store.transaction(digest_transaction(token))
+        return LateFiles(store.location, query, None if batch is None else (batch, digest or 0))
+
+    def path(self, number: int) -> str:
+        """Return the path of the file of a batch."""
+        return late_path(self.location, self.query, f"{number}{self._suffix()}")
+
+    def _suffix(self) -> str:
+        return ".arrow" if self.commit is None else "-{}-{:016x}.arrow".format(*self.commit)
+
+    def newest(self) -> int:
+        """Return the number of the last batch that is decided; -1 without one."""
+        decided = [number for number, path in self._list() if path == self.path(number)]
+        return max(decided, default=-1 if self.commit is None else self.commit[0])
+
+    def remove_before(self, number: int) -> None:
+        """Remove the files of all batches before `number`."""
+        self.location.remove([path for batch, path in self._list() if batch < number])
+
+    def _list(self) -> Iterator[tuple[int, str]]:
+        """Yield the number and path of each file of the query, also of those from other commits."""
+        for path, _ in self.location.list_files(late_path(self.location, self.query, "")):
+            number, _, _ = os.path.basename(path).removesuffix(".arrow").partition("-")
+            if path.endswith(".arrow") and number.isdecimal():
+                yield int(number), path
 
 
 def list_correctors(store: Store) -> dict[str, int]:
@@ -70,8 +126,9 @@ def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
         for path, _ in location.list_files(late_path(location, query, "")):
             if path.endswith(".arrow"):
                 with contextlib.suppress(pa.ArrowInvalid), location.read(path) as file:
-                    metadata = pa.ipc.open_file(file).schema.metadata or {}
-                    authors.update(json.loads(metadata[BASIS_KEY])["authors"])
+                    # Before 0.2.0 the note had another key.
+                    for note in (pa.ipc.open_file(file).schema.metadata or {}).values():
+                        authors.update(json.loads(note)["authors"])
     return authors
 
 

@@ -2,9 +2,13 @@
 
 The query that writes windows leaves flagged rows out; the correcting query takes them. In each
 batch it aggregates the late rows by series and window, and writes edits of the values in force.
-Windows that must wait are in a file of the store, `_tseries/late/QUERY/N.arrow`, with the store's
-CTI on which batch N decided. The file is written before the commit, and a repeated batch decides by
-it; the commit has the batch's number. So a kill at any moment neither loses nor doubles anything.
+
+Windows that must wait are in a file of the store, which is written before the commit. The commit
+has the batch's number and the digest of its windows, and the file has both in its name: so the log
+says which file holds, and a kill at any moment neither loses nor doubles anything. Several drivers
+of a query may run at once, for example after a network failure: whichever commits first decides
+what the batch corrects, and the others find its file (`LateFiles`). A batch without windows to
+correct makes no commit; all of its windows wait, whoever decides it.
 
 Late rows come in batches, as partial aggregates of (series, window). A window is corrected once the
 store's CTI is above its time, because then its query has written all of it. Until then its partial
@@ -38,13 +42,13 @@ from pyspark_timestream.core.instants import (
     read_duration,
 )
 from pyspark_timestream.errors import compose_message
-from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
+from pyspark_tseries.errors import IncompatibleValue, ReplayDiffers, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.corrections import (
-    BASIS_KEY,
     LATE_TOKEN,
+    NOTE_KEY,
     REASON_COLUMN,
-    late_path,
+    LateFiles,
     list_correctors,
     read_withdrawn,
 )
@@ -77,7 +81,13 @@ from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.snapshot import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, check_replay
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, Revision
+from pyspark_tseries.write.batch import (
+    Batch,
+    CommitContext,
+    PreparedCommit,
+    Revision,
+    StoreCondition,
+)
 from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, digest_rows, stage_columns, staged_schema
 
@@ -103,6 +113,7 @@ _NAN: Final = "tseries nan"
 _WIDE: Final = pa.decimal128(38)
 """The type in which integers are added."""
 _LEFT: Final = "tseries left"
+_AUTHOR: Final = "tseries author"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +175,15 @@ def advance_windows(
     Leave out windows with a time before `oldest_us`.
     """
     windows = merge_windows(pa.concat_tables([waiting, new]), rules.merges, rules.keys)
-    times = pc.add(windows[rules.keys[1]].cast(pa.int64()), rules.offset_us)
+    return _divide(windows, rules, cti_us, oldest_us)
+
+
+def _divide(
+    windows: pa.Table, rules: WindowRules, cti_us: int | None, oldest_us: int | None
+) -> WindowStep:
     if cti_us is None:
         return WindowStep(windows.slice(0, 0), windows, windows.slice(0, 0))
+    times = pc.add(windows[rules.keys[1]].cast(pa.int64()), rules.offset_us)
     is_ready = pc.less(times, cti_us)
     is_old = pc.and_(is_ready, pc.less(times, NEVER_US if oldest_us is None else oldest_us))
     return WindowStep(
@@ -300,6 +317,7 @@ class Corrections(Revision):
         rules: the rules of the windows.
         values: the store's value columns.
         token: identifies the batch.
+        condition: what must hold of the store when they are committed.
         is_first: True if nobody has corrected the store yet.
         hidden: after `revise`, the windows left out because the store's retained range hides them.
         erased: after `revise`, the windows left out because they may have been erased.
@@ -309,14 +327,16 @@ class Corrections(Revision):
     rules: WindowRules
     values: list[pa.Field]
     token: tuple[str, int] | None = None
+    condition: StoreCondition | None = None
     is_first: bool = False
     hidden: pa.Table | None = field(default=None)
     erased: pa.Table | None = field(default=None)
 
     @property
     def digest(self) -> int:
-        """The digest of the windows, which the late rows of the batch determine."""
-        return digest_rows(self.windows)
+        """The digest of the windows and their author, which names the file of what waits."""
+        author = pa.repeat(self.rules.author, self.windows.num_rows)
+        return digest_rows(self.windows.append_column(_AUTHOR, author))
 
     def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
         """Prepare a commit as `Batch.prepare` does, with its errors."""
@@ -336,8 +356,15 @@ class Corrections(Revision):
         rows = self._stage(merged, in_force.take(merged[_ROW]))
         # Refuse no timestamp here: the windows are in the store, or would be.
         future = FutureLimit(NO_MAX_US)
-        author = self.rules.author
-        batch = Batch(rows, "adjust", author, self.token, is_correction=True, future=future)
+        batch = Batch(
+            rows,
+            "adjust",
+            self.rules.author,
+            self.token,
+            is_correction=True,
+            future=future,
+            condition=self.condition,
+        )
         return batch.prepare(context)
 
     def _read_in_force(self, context: CommitContext, snapshot: Snapshot) -> pa.Table:
@@ -636,27 +663,62 @@ def _check_violation(late: DataFrame) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Basis:
-    """The basis of one batch's decisions: the store's CTI, and the oldest window to correct.
+class _Note:
+    """What the file of a batch says about it, beside the windows that wait.
 
     `compared` is True once the query's streams were compared with those of the windows; a batch
     that cannot compare them yet lets all windows wait. `authors` are those of all corrections so
-    far, `rows` is the digest of the late rows, and `commits` is True if there were windows to
-    correct; `merges` and `window_us` say how the rows were aggregated.
+    far, `rows` is the digest of the late rows, and `merges` and `window_us` say how these were
+    aggregated.
     """
 
-    cti_us: int | None
-    oldest_us: int | None
-    authors: tuple[str, ...] = ()
-    compared: bool = True
-    rows: int | None = None
-    commits: bool = False
-    merges: Mapping[str, str] | None = None
-    window_us: int | None = None
+    compared: bool
+    authors: tuple[str, ...]
+    rows: int
+    merges: Mapping[str, str]
+    window_us: int | None
 
 
-def _describe_rules(merges: Mapping[str, str] | None, window_us: int | None) -> str:
-    results = ", ".join(f"'{name}' ({how})" for name, how in sorted((merges or {}).items()))
+class _Outpaced(Exception):
+    """Raised if a batch has to be decided anew: another driver or writer was faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StillUndecided:
+    """The condition that nobody else has decided a batch, and all its windows are still ready.
+
+    Another driver may decide meanwhile that the batch has no windows to correct, and write its
+    file without a commit. Before its next batch it looks at the store again. Either it finds this
+    commit there; or the store is still as it is here, so that these windows are ready for its
+    next batch, too, and one of both commits fails.
+    """
+
+    store: Store
+    files: LateFiles
+    number: int
+    windows: pa.Table
+    rules: WindowRules
+
+    def check(self, context: CommitContext) -> None:
+        """Raise _Outpaced if it does not hold."""
+        bounds = _find_bounds(context.index, self.rules)
+        ready = _divide(self.windows, self.rules, *bounds).ready
+        is_ready = ready.num_rows == self.windows.num_rows
+        is_last = LateFiles.of(self.store, self.files.query) == self.files
+        if not is_ready or not is_last or self.files.newest() >= self.number:
+            raise _Outpaced
+
+
+def _find_bounds(index: SeriesIndex, rules: WindowRules) -> tuple[int | None, int | None]:
+    """Return the store's CTI, and the time of the oldest window to correct; None for no bound."""
+    newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
+    is_limited = rules.max_age_us is not None and newest_us != NEVER_US
+    oldest_us = newest_us - (rules.max_age_us or 0) if is_limited else None
+    return index.metadata.ctis.store_us, oldest_us
+
+
+def _describe_rules(merges: Mapping[str, str], window_us: int | None) -> str:
+    results = ", ".join(f"'{name}' ({how})" for name, how in sorted(merges.items()))
     return results if window_us is None else f"{results} of {format_duration(window_us)}"
 
 
@@ -686,93 +748,52 @@ class _Corrector:
                 "a series' name in every row",
                 "filter these rows or name them. Nothing of the batch is stored",
             )
-        before = self._read(query, number - 1)
-        if before is None and number > 0:
-            raise UpdateFailed(
-                f"the late rows that wait since batch {number - 1} are gone: "
-                f"'{self._path(query, number - 1)}' is missing or damaged",
-                "the store that this query's checkpoint belongs to",
-                "bring the file back, or start with a new checkpoint and a store without "
-                "corrections of this query",
-            )
+        files, digest = LateFiles.of(store, query), digest_rows(new)
+        newest = files.newest()
+        if newest >= number:
+            had = self._read(files, number)[1].rows if newest == number else None
+            check_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, newest, had)
+            return
+        before = self._read(files, number - 1) if number else None
         waiting = new.slice(0, 0) if before is None else self._continue(*before, new.schema)
-        is_new = self.location.identity(self._path(query, number)) is None
-        decided, digest = self._read(query, number), digest_rows(new)
-        if decided is not None and self._was_refused(store, query, number, decided[1], digest):
-            decided = None
-        if decided is not None:
-            basis = decided[1]
-            # A batch without windows to correct has no commit with a digest of its rows.
-            check_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, number, basis.rows)
-        else:
-            is_compared = before is not None and before[1].compared
-            basis = self._decide(store, None if is_compared else find_streams)
-        step = advance_windows(
-            waiting, new, self.rules, cti_us=basis.cti_us, oldest_us=basis.oldest_us
+        is_compared = before is not None and before[1].compared
+        if not is_compared and (streams := find_streams()) is not None:
+            refuse_other_streams(store, streams)
+            is_compared = True
+        cti_us, oldest_us = _find_bounds(store.index(), self.rules) if is_compared else (None, None)
+        step = advance_windows(waiting, new, self.rules, cti_us=cti_us, oldest_us=oldest_us)
+        # A restart may give another author.
+        authors = {self.rules.author, *(() if before is None else before[1].authors)}
+        note = _Note(
+            compared=is_compared,
+            authors=tuple(sorted(authors)),
+            rows=digest,
+            merges=self.rules.name_merges(),
+            window_us=self.rules.window_us,
         )
-        # A restart may give another author, also before a repeated batch.
-        earlier = basis.authors if before is None else (*before[1].authors, *basis.authors)
-        authors = tuple(sorted({*earlier, self.rules.author}))
-        if decided is None or authors != tuple(basis.authors):
-            noted = dataclasses.replace(
-                basis,
-                authors=authors,
-                rows=digest,
-                commits=step.ready.num_rows > 0,
-                merges=self.rules.name_merges(),
-                window_us=self.rules.window_us,
-            )
+        if not step.ready.num_rows:
+            self._write(files, number, step.waiting, note)
+        else:
             try:
-                self._write(query, number, step.waiting, noted, is_new=is_new)
-            except FileExistsError:
-                # Another driver of the query has decided meanwhile, perhaps by another CTI.
+                self._commit(store, files, number, step, note)
+            except (_Outpaced, ReplayDiffers):
                 return self.correct(new, query, number, find_streams)
         self._warn_left_out(
             step.too_old, "is further before the store's newest window than max_age"
         )
-        if step.ready.num_rows:
-            self._commit(store, step, query, number)
         if not store.metadata().ctis.writers or store.metadata().ctis.without_cti():
             self._warn_no_cti(store)
         # A repeated batch needs the file of the batch before it; older files are unused.
-        self.location.remove([self._path(query, number - 2)])
+        files.remove_before(number - 1)
 
-    def _decide(
-        self, store: Store, find_streams: Callable[[], Sequence[RecordStream] | None] | None
-    ) -> "_Basis":
-        """Return the basis that a batch gets from the store as it is now.
-
-        `find_streams` is None once the query's streams were compared with those of the windows.
-        """
-        if find_streams is not None:
-            streams = find_streams()
-            if streams is None:
-                return _Basis(None, None, compared=False)
-            refuse_other_streams(store, streams)
-        index = store.index()
-        newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
-        is_limited = self.rules.max_age_us is not None and newest_us != NEVER_US
-        oldest_us = newest_us - (self.rules.max_age_us or 0) if is_limited else None
-        return _Basis(index.metadata.ctis.store_us, oldest_us)
-
-    def _was_refused(
-        self, store: Store, query: str, number: int, basis: _Basis, digest: int
-    ) -> bool:
-        """Return whether a batch with other rows takes the place of one that was not committed.
-
-        It was refused, and the user has cast its aggregates, as the error said.
-        """
-        last = store.transaction(f"{LATE_TOKEN}{query}")
-        return basis.commits and basis.rows != digest and (last is None or last < number)
-
-    def _continue(self, waiting: pa.Table, basis: _Basis, schema: pa.Schema) -> pa.Table:
+    def _continue(self, waiting: pa.Table, note: _Note, schema: pa.Schema) -> pa.Table:
         """Return the windows that wait since the last batch, in the columns of `schema`.
 
         The rows of these windows were aggregated as that batch did; others can only follow them.
         """
         if not waiting.num_rows:
             return schema.empty_table()
-        had = _describe_rules(basis.merges, basis.window_us)
+        had = _describe_rules(note.merges, note.window_us)
         given = _describe_rules(self.rules.name_merges(), self.rules.window_us)
         named = waiting.rename_columns([*self.rules.keys, *waiting.column_names[2:]])
         if had != given:
@@ -790,10 +811,11 @@ class _Corrector:
             "Nothing of the batch is stored",
         )
 
-    def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
-        others = self._find_others(store, query)
-        token = f"{LATE_TOKEN}{query}", number
-        is_new = store.transaction(token[0]) is None
+    def _commit(
+        self, store: Store, files: LateFiles, number: int, step: WindowStep, note: _Note
+    ) -> None:
+        """Commit the windows that are ready, once the file of the waiting ones is written."""
+        others, is_new = self._find_others(store, files.query), files.commit is None
         if is_new and others and not self.rules.beside_others:
             raise UpdateFailed(
                 f"query {others[0]} has already corrected the store '{self.location.root}', and "
@@ -804,7 +826,16 @@ class _Corrector:
                 "beside_others=True. Nothing of the batch is stored",
             )
         is_first = is_new and not list_correctors(store)
-        corrections = Corrections(step.ready, self.rules, store.values, token, is_first=is_first)
+        corrections = Corrections(
+            step.ready,
+            self.rules,
+            store.values,
+            token=(f"{LATE_TOKEN}{files.query}", number),
+            condition=_StillUndecided(store, files, number, step.ready, self.rules),
+            is_first=is_first,
+        )
+        after = dataclasses.replace(files, commit=(number, corrections.digest))
+        self._write(after, number, step.waiting, note)
         store.append(corrections)
         if corrections.hidden is not None:
             self._warn_left_out(corrections.hidden, "is out of the store's retained range")
@@ -846,28 +877,29 @@ class _Corrector:
         fields = [field.with_type(types.get(field.name, field.type)) for field in windows.schema]
         return windows.cast(pa.schema(fields))
 
-    def _path(self, query: str, number: int) -> str:
-        return late_path(self.location, query, f"{number}.arrow")
-
-    def _read(self, query: str, number: int) -> "tuple[pa.Table, _Basis] | None":
-        """Return the waiting windows and the basis of a batch; None if it has not decided."""
+    def _read(self, files: LateFiles, number: int) -> tuple[pa.Table, _Note]:
+        """Return the windows that wait after a batch, and its note."""
+        path = files.path(number)
         try:
-            with self.location.read(self._path(query, number)) as file:
+            with self.location.read(path) as file:
                 table = pa.ipc.open_file(file).read_all()
-        except (FileNotFoundError, pa.ArrowInvalid):
-            return None  # A kill may have torn it: then the batch has committed nothing.
-        basis = json.loads((table.schema.metadata or {})[BASIS_KEY])
-        return table.replace_schema_metadata(None), _Basis(**basis)
+            note = json.loads((table.schema.metadata or {})[NOTE_KEY])
+        except (FileNotFoundError, pa.ArrowInvalid, KeyError):
+            raise UpdateFailed(
+                f"the late rows that wait since batch {number} are gone: '{path}' is missing or "
+                "damaged",
+                "the store that this query's checkpoint belongs to, and one driver of the query",
+                "end other drivers of this query, and start it again; or bring the file back, or "
+                "start with a new checkpoint and a store without corrections of this query",
+            ) from None
+        return table.replace_schema_metadata(None), _Note(**note)
 
-    def _write(
-        self, query: str, number: int, waiting: pa.Table, basis: "_Basis", *, is_new: bool
-    ) -> None:
-        note = {BASIS_KEY: json.dumps(dataclasses.asdict(basis)).encode()}
-        noted, content = waiting.replace_schema_metadata(note), pa.BufferOutputStream()
+    def _write(self, files: LateFiles, number: int, waiting: pa.Table, note: _Note) -> None:
+        metadata = {NOTE_KEY: json.dumps(dataclasses.asdict(note)).encode()}
+        noted, content = waiting.replace_schema_metadata(metadata), pa.BufferOutputStream()
         with pa.ipc.new_file(content, noted.schema) as writer:
             writer.write_table(noted)
-        path = self._path(query, number)
-        self.location.replace_whole(path, content.getvalue().to_pybytes(), new=is_new)
+        self.location.replace_whole(files.path(number), content.getvalue().to_pybytes())
 
     def _warn_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:

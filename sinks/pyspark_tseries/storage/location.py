@@ -450,14 +450,10 @@ class Location:
         finally:
             os.close(descriptor)
 
-    def replace_whole(self, path: str, content: bytes, *, new: bool = False) -> None:
+    def replace_whole(self, path: str, content: bytes) -> None:
         """Write a small file, perhaps in place of another; it survives a power loss, and is whole.
 
-        So a reader finds either of the two, whenever this process is killed. With `new` it must
-        not be there yet; in an object store it replaces the other all the same.
-
-        Raises:
-            FileExistsError: with `new`, there is a file at `path`; nothing was changed.
+        So a reader finds either of the two, whenever this process is killed.
         """
         if not self.is_local:
             self.write_whole(path, content)
@@ -466,14 +462,7 @@ class Location:
         self.write_whole(draft, content)
         self.make_directories(os.path.dirname(path))
         sync([draft])
-        if new:
-            try:
-                move_exclusively(draft, path)
-            except FileExistsError:
-                os.remove(draft)
-                raise
-        else:
-            os.replace(draft, path)
+        os.replace(draft, path)
         sync(list_directories(self.root, [path]))
 
     def make_directories(self, path: str, *, new: bool = False) -> None:

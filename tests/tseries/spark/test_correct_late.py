@@ -127,7 +127,7 @@ def test_batch_of_late_rows_that_comes_again_with_other_rows_is_refused(tmp_path
         plan(main.path).correct(windows([("a", hour, 7)]), "q", 0)
     for number in (1, 2, 3):
         plan(main.path).correct(windows([]), "q", number)
-    with pytest.raises(UpdateFailed, match="the late rows that wait since batch 0 are gone"):
+    with pytest.raises(ReplayDiffers, match=r"batch 1 of query q is .* has its batch 3"):
         plan(main.path).correct(windows(rows), "q", 1)
 
 
@@ -209,19 +209,30 @@ def test_original_and_correction_stay_with_author_and_reason(tmp_path):
     assert (new["timestamp"], new["reason"]) == (datetime(1970, 1, 1, tzinfo=UTC), "came late")
 
 
-def test_batch_that_a_kill_repeats_decides_by_the_cti_that_it_had(tmp_path, monkeypatch):
-    path = tmp_path / "s"
+@pytest.mark.parametrize("committed", [False, True])
+def test_batch_that_a_kill_repeats_decides_anew_unless_it_is_committed(
+    tmp_path, monkeypatch, committed
+):
+    path, append = tmp_path / "s", Store.append
+    late = windows([("a", 0, 2), ("a", 1, 3)])
     main = Main(path)
     main.write([("a", 0, 5)], 0)
+
+    def killed(*args, **named):
+        if committed:
+            append(*args, **named)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(_Corrector, "_commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Store, "append", killed)
         with pytest.raises(KeyboardInterrupt):
-            plan(path).correct(windows([("a", 0, 2), ("a", 1, 3)]), "q", 0)
+            plan(path).correct(late, "q", 0)
     main.write([("a", 1, 7)], 1)
-    plan(path).correct(windows([("a", 0, 2), ("a", 1, 3)]), "q", 0)
-    assert in_force(path) == {("a", 0): (2, 2, 5, 10), ("a", 1): (1, 7, 7, 7)}
+    plan(path).correct(late, "q", 0)
+    both = {("a", 0): (2, 2, 5, 10), ("a", 1): (2, 3, 7, 21)}
+    assert in_force(path) == ({**both, ("a", 1): (1, 7, 7, 7)} if committed else both)
     plan(path).correct(windows([]), "q", 1)
-    assert in_force(path)["a", 1] == (2, 3, 7, 21)
+    assert in_force(path) == both
 
 
 def test_two_drivers_that_correct_by_one_batch_at_once_decide_by_one_cti(tmp_path, monkeypatch):
@@ -891,7 +902,7 @@ def test_a_withdrawal_knows_the_author_of_a_batch_that_a_kill_repeats(tmp_path, 
     main.write([("a", 0, 5)], 0)
     before = in_force(path)
     with monkeypatch.context() as patch:
-        patch.setattr(_Corrector, "_commit", _kill)
+        patch.setattr(Store, "append", _kill)
         with pytest.raises(KeyboardInterrupt):
             plan(path).correct(windows([("a", 0, 2)]), "q", 0)
     rules = replace(plan(path).rules, author="other")
