@@ -9,13 +9,18 @@ copies.
 import contextlib
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.commits import CommitId
-from pyspark_tseries.storage.failures import explained_failures
+from pyspark_tseries.storage.failures import explained_failures, unreachable_error
 from pyspark_tseries.storage.location import (
     LOG_FOLDER,
     Location,
@@ -27,6 +32,7 @@ from pyspark_tseries.storage.location import (
 from pyspark_tseries.storage.snapshot import head_chain
 from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, log_tail, read_last_checkpoint
 from pyspark_tseries.store.commit_history import LOST_FILE, last_commit_id
+from pyspark_tseries.store.log import open_table
 from pyspark_tseries.store.log_check import read_entry
 from pyspark_tseries.store.store import Store
 
@@ -68,18 +74,21 @@ def backup(path: str | Location, target: str | Location) -> BackupResult:
     source, to = parse_location(path), parse_location(target)
     store = Store.open(source)  # Run the checks that `open_damaged` leaves out.
     copied: dict[str, int] = {}
-    # The caller explains failures of the store's own location, and of a local target.
-    with contextlib.nullcontext() if to.is_local else explained_failures(to):
+    with _explained(to):
         _refuse_target(source, to)
-        if to.is_local:
-            _claim_directory(to)
-        return store.retry(
-            lambda: _copy_moment(source, to, copied),
-            store.retrying.rewrites,
-            f"what was copied to '{to.root}' is not a store",
-            rivals="files were removed before they could be copied,",
-            next_step="remove that directory, and copy to a faster one",
-        )
+        with _claimed(to):
+            return store.retry(
+                lambda: _copy_moment(source, to, copied),
+                store.retrying.rewrites,
+                f"what was copied to '{to.root}' is not a store",
+                rivals="files were removed before they could be copied,",
+                next_step="remove that directory, and copy to a faster one",
+            )
+
+
+def _explained(end: Location) -> AbstractContextManager[None]:
+    """Explain failures of an object store; the caller explains those of a disk."""
+    return contextlib.nullcontext() if end.is_local else explained_failures(end)
 
 
 def parse_end(path: str | Location, options: Mapping[str, str] | None) -> Location:
@@ -105,18 +114,45 @@ def _refuse_target(source: Location, to: Location) -> None:
             "a directory that is empty, or is not there yet",
             "name another one, or remove it",
         )
-    files = [os.path.basename(path) for path, _ in to.list_files(to.file())]
-    if names := [*to.list_folders(to.file()), *files]:
+    if names := _list_names(to):
         raise _occupied_error(to, names[0])
 
 
-def _claim_directory(to: Location) -> None:
-    """Make the target's directory; raise UnusableStore if another backup has begun there."""
-    os.makedirs(to.root, exist_ok=True)
+@contextlib.contextmanager
+def _claimed(to: Location) -> Iterator[None]:
+    """Hold the target for one backup; raise UnusableStore if another one has begun there.
+
+    On a disk it is the one that makes the folder `_tseries`. An object store has no folders; there
+    it is the one that creates a table. A backup that fails leaves it there.
+    """
+    if to.is_local:
+        os.makedirs(to.root, exist_ok=True)
+        try:
+            to.make_directories(to.file("_tseries"), new=True)
+        except FileExistsError:
+            raise _occupied_error(to, "_tseries") from None
+        yield
+        return
+    claim = Location(f"{to.root}/_tseries/staging/claim", to.options)
     try:
-        to.make_directories(to.file("_tseries"), new=True)
-    except FileExistsError:
+        schema = pa.schema([("kind", pa.string())])
+        DeltaTable.create(claim.uri, schema, storage_options=claim.storage_options)
+    except DeltaError as error:
+        if open_table(claim) is None:
+            raise unreachable_error(to, "written", error) from None
         raise _occupied_error(to, "_tseries") from None
+    # Another backup may have ended since the target was found empty.
+    names = [name for name in _list_names(to) if name != "_tseries"]
+    if not names:
+        yield
+    to.filesystem.delete_dir(claim.file())
+    if names:
+        raise _occupied_error(to, names[0])
+
+
+def _list_names(location: Location) -> list[str]:
+    files = [os.path.basename(path) for path, _ in location.list_files(location.file())]
+    return [*location.list_folders(location.file()), *files]
 
 
 def _occupied_error(to: Location, name: str) -> UnusableStore:
@@ -149,15 +185,20 @@ def _copy_moment(source: Location, to: Location, copied: dict[str, int]) -> Back
 
     `copied` has the sizes of the files that earlier calls copied, by name; this call adds its own.
     """
-    # Copy these before the log: a batch of `correct_late` needs the file of its predecessor.
-    _copy_files(source, to, _list_other_files(source), copied, again=True)
-    # Open it anew: this process's writers may refresh an object that they share meanwhile.
-    moment = _read_moment(Store.open_damaged(source))
+    # Copy these before and after the log: a batch of `correct_late` needs the file that the log
+    # names, which is written before its commit, and removed two batches later.
+    with _explained(source):
+        others = _list_other_files(source)
+    _copy_files(source, to, others, copied, again=True)
+    with _explained(source):
+        # Open it anew: this process's writers may refresh an object that they share meanwhile.
+        moment = _read_moment(Store.open_damaged(source))
     if moment is None or not _copy_files(source, to, moment.files, copied):
         return None
-    others = _list_other_files(source)
-    _copy_files(source, to, others, copied, again=True)
-    needed = {*moment.files, *others}
+    with _explained(source):
+        later = _list_other_files(source)
+    _copy_files(source, to, later, copied, again=True)
+    needed = {*moment.files, *others, *later}
     kept = {name: size for name, size in copied.items() if name in needed}
     to.remove([to.file(name) for name in copied if name not in kept])
     _write_log(to, moment, [to.file(name) for name in kept])
@@ -233,18 +274,16 @@ def _copy_files(
     *,
     again: bool = False,
 ) -> bool:
-    """Copy files that are not in `copied`, or all if `again`; return False if one is gone."""
-    is_complete = True
+    """Copy files that are not in `copied`, and return False if one is gone; or `again` all."""
     for name in names:
         if again or name not in copied:
             try:
                 copied[name] = _copy(source, to, name)
             except FileNotFoundError:
-                to.remove([to.file(name)])
-                is_complete = False
                 if not again:
+                    to.remove([to.file(name)])
                     return False
-    return is_complete
+    return True
 
 
 def _copy(source: Location, to: Location, name: str) -> int:
@@ -253,9 +292,21 @@ def _copy(source: Location, to: Location, name: str) -> int:
         to.make_directories(os.path.dirname(target))
         shutil.copyfile(path, target)
     else:
-        with source.read(path) as reader, to.write(target) as writer:
-            shutil.copyfileobj(reader, writer, _COPY_BYTES)
+        with _explained(source):
+            reader = source.read(path)
+        with reader:
+            block = _read_block(reader, source)
+            # Read first, so that an earlier copy stays if the file is gone.
+            with to.write(target) as writer:
+                while block:
+                    writer.write(block)
+                    block = _read_block(reader, source)
     return to.size(target)
+
+
+def _read_block(reader: pa.NativeFile, source: Location) -> bytes:
+    with _explained(source):
+        return bytes(reader.read(_COPY_BYTES))
 
 
 def _write_log(to: Location, moment: _StoreAtVersion, files: list[str]) -> None:

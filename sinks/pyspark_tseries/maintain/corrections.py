@@ -11,6 +11,7 @@ notes.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,15 +46,32 @@ REASON_COLUMN: Final = "reason"
 """The value column that says why an event was written; null in events of other writers."""
 
 LATE_TOKEN: Final = "tseries:late:"
-NOTE_KEY: Final = b"batch"
+_NOTE_KEY: Final = b"batch"
 """The key of a batch's note, as JSON, in the metadata of its file of waiting windows."""
 
-_NOTE: Final = "withdrawn.json"
+_WITHDRAWN: Final = "withdrawn.json"
 
 
 def late_path(location: Location, query: str, name: str) -> str:
     """Return the path of a file of a correcting query."""
     return location.file("_tseries", "late", query, name)
+
+
+@dataclass(frozen=True, slots=True)
+class LateNote:
+    """What the file of a batch says about it, beside the windows that wait.
+
+    `compared` is True once the query's streams were compared with those of the windows; a batch
+    that cannot compare them yet lets all windows wait. `authors` are those of all corrections so
+    far, `rows` is the digest of the late rows, and `merges` and `window_us` say how these were
+    aggregated.
+    """
+
+    compared: bool
+    authors: tuple[str, ...]
+    rows: int
+    merges: Mapping[str, str]
+    window_us: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +111,35 @@ class LateFiles:
         decided = [number for number, path in self._list() if path == self.path(number)]
         return max(decided, default=-1 if self.commit is None else self.commit[0])
 
+    def read(self, number: int) -> tuple[pa.Table, LateNote]:
+        """Return the windows that wait after a batch, and its note.
+
+        Raises:
+            UpdateFailed: the file is missing or damaged.
+        """
+        path = self.path(number)
+        try:
+            with self.location.read(path) as file:
+                table = pa.ipc.open_file(file).read_all()
+            note = json.loads((table.schema.metadata or {})[_NOTE_KEY])
+        except (FileNotFoundError, pa.ArrowInvalid, KeyError):
+            raise UpdateFailed(
+                f"the late rows that wait since batch {number} are gone: '{path}' is missing or "
+                "damaged",
+                "the store that this query's checkpoint belongs to, and one driver of the query",
+                "end other drivers of this query, and start it again; or bring the file back, or "
+                "start with a new checkpoint and a store without corrections of this query",
+            ) from None
+        return table.replace_schema_metadata(None), LateNote(**note)
+
+    def write(self, number: int, waiting: pa.Table, note: LateNote) -> None:
+        """Write the file of a batch."""
+        metadata = {_NOTE_KEY: json.dumps(dataclasses.asdict(note)).encode()}
+        noted, content = waiting.replace_schema_metadata(metadata), pa.BufferOutputStream()
+        with pa.ipc.new_file(content, noted.schema) as writer:
+            writer.write_table(noted)
+        self.location.replace_whole(self.path(number), content.getvalue().to_pybytes())
+
     def remove_before(self, number: int) -> None:
         """Remove the files of all batches before `number`."""
         self.location.remove([path for batch, path in self._list() if batch < number])
@@ -115,7 +162,7 @@ def list_correctors(store: Store) -> dict[str, int]:
 def read_withdrawn(location: Location, query: str) -> int:
     """Return a query's last batch with withdrawn corrections; -1 without one."""
     try:
-        return int(json.loads(location.read_whole(late_path(location, query, _NOTE)))["batch"])
+        return int(json.loads(location.read_whole(late_path(location, query, _WITHDRAWN)))["batch"])
     except FileNotFoundError:
         return -1
 
@@ -259,4 +306,4 @@ class _Withdrawal(Revision):
 
 def _note_withdrawal(location: Location, query: str, batch: int) -> None:
     content = json.dumps({"batch": batch}).encode()
-    location.replace_whole(late_path(location, query, _NOTE), content)
+    location.replace_whole(late_path(location, query, _WITHDRAWN), content)

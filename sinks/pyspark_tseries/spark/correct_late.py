@@ -20,7 +20,6 @@ loses an edit that another writer made meanwhile.
 """
 
 import dataclasses
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +45,9 @@ from pyspark_tseries.errors import IncompatibleValue, ReplayDiffers, UpdateFaile
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.corrections import (
     LATE_TOKEN,
-    NOTE_KEY,
     REASON_COLUMN,
     LateFiles,
+    LateNote,
     list_correctors,
     read_withdrawn,
 )
@@ -662,23 +661,6 @@ def _check_violation(late: DataFrame) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Note:
-    """What the file of a batch says about it, beside the windows that wait.
-
-    `compared` is True once the query's streams were compared with those of the windows; a batch
-    that cannot compare them yet lets all windows wait. `authors` are those of all corrections so
-    far, `rows` is the digest of the late rows, and `merges` and `window_us` say how these were
-    aggregated.
-    """
-
-    compared: bool
-    authors: tuple[str, ...]
-    rows: int
-    merges: Mapping[str, str]
-    window_us: int | None
-
-
 class _Outpaced(Exception):
     """Raised if a batch has to be decided anew: another driver or writer was faster."""
 
@@ -751,10 +733,10 @@ class _Corrector:
         files, digest = LateFiles.of(store, query), digest_rows(new)
         newest = files.newest()
         if newest >= number:
-            had = self._read(files, number)[1].rows if newest == number else None
+            had = files.read(number)[1].rows if newest == number else None
             check_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, newest, had)
             return
-        before = self._read(files, number - 1) if number else None
+        before = files.read(number - 1) if number else None
         waiting = new.slice(0, 0) if before is None else self._continue(*before, new.schema)
         is_compared = before is not None and before[1].compared
         if not is_compared and (streams := find_streams()) is not None:
@@ -764,7 +746,7 @@ class _Corrector:
         step = advance_windows(waiting, new, self.rules, cti_us=cti_us, oldest_us=oldest_us)
         # A restart may give another author.
         authors = {self.rules.author, *(() if before is None else before[1].authors)}
-        note = _Note(
+        note = LateNote(
             compared=is_compared,
             authors=tuple(sorted(authors)),
             rows=digest,
@@ -772,7 +754,7 @@ class _Corrector:
             window_us=self.rules.window_us,
         )
         if not step.ready.num_rows:
-            self._write(files, number, step.waiting, note)
+            files.write(number, step.waiting, note)
         else:
             try:
                 self._commit(store, files, number, step, note)
@@ -786,7 +768,7 @@ class _Corrector:
         # A repeated batch needs the file of the batch before it; older files are unused.
         files.remove_before(number - 1)
 
-    def _continue(self, waiting: pa.Table, note: _Note, schema: pa.Schema) -> pa.Table:
+    def _continue(self, waiting: pa.Table, note: LateNote, schema: pa.Schema) -> pa.Table:
         """Return the windows that wait since the last batch, in the columns of `schema`.
 
         The rows of these windows were aggregated as that batch did; others can only follow them.
@@ -812,7 +794,7 @@ class _Corrector:
         )
 
     def _commit(
-        self, store: Store, files: LateFiles, number: int, step: WindowStep, note: _Note
+        self, store: Store, files: LateFiles, number: int, step: WindowStep, note: LateNote
     ) -> None:
         """Commit the windows that are ready, once the file of the waiting ones is written."""
         others, is_new = self._find_others(store, files.query), files.commit is None
@@ -835,7 +817,7 @@ class _Corrector:
             is_first=is_first,
         )
         after = dataclasses.replace(files, commit=(number, corrections.digest))
-        self._write(after, number, step.waiting, note)
+        after.write(number, step.waiting, note)
         store.append(corrections)
         if corrections.hidden is not None:
             self._warn_left_out(corrections.hidden, "is out of the store's retained range")
@@ -876,30 +858,6 @@ class _Corrector:
         types = {series: pa.string(), window: INSTANT}
         fields = [field.with_type(types.get(field.name, field.type)) for field in windows.schema]
         return windows.cast(pa.schema(fields))
-
-    def _read(self, files: LateFiles, number: int) -> tuple[pa.Table, _Note]:
-        """Return the windows that wait after a batch, and its note."""
-        path = files.path(number)
-        try:
-            with self.location.read(path) as file:
-                table = pa.ipc.open_file(file).read_all()
-            note = json.loads((table.schema.metadata or {})[NOTE_KEY])
-        except (FileNotFoundError, pa.ArrowInvalid, KeyError):
-            raise UpdateFailed(
-                f"the late rows that wait since batch {number} are gone: '{path}' is missing or "
-                "damaged",
-                "the store that this query's checkpoint belongs to, and one driver of the query",
-                "end other drivers of this query, and start it again; or bring the file back, or "
-                "start with a new checkpoint and a store without corrections of this query",
-            ) from None
-        return table.replace_schema_metadata(None), _Note(**note)
-
-    def _write(self, files: LateFiles, number: int, waiting: pa.Table, note: _Note) -> None:
-        metadata = {NOTE_KEY: json.dumps(dataclasses.asdict(note)).encode()}
-        noted, content = waiting.replace_schema_metadata(metadata), pa.BufferOutputStream()
-        with pa.ipc.new_file(content, noted.schema) as writer:
-            writer.write_table(noted)
-        self.location.replace_whole(files.path(number), content.getvalue().to_pybytes())
 
     def _warn_left_out(self, windows: pa.Table, why: str) -> None:
         if windows.num_rows:

@@ -24,7 +24,7 @@ from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
-from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.checkpoints import wait_for_checkpoints
 from pyspark_tseries.store.commit_history import describe_change, find_commit_id, last_commit_id
 from pyspark_tseries.store.store import Store
@@ -190,6 +190,84 @@ def test_of_two_backups_into_a_folder_at_the_same_time_one_is_refused(tmp_path, 
         backup(store.root, str(target))
     assert verify(str(target)) == []
     assert len(stored(target)) == 25
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_of_two_backups_into_a_prefix_at_the_same_time_one_is_refused(
+    tmp_path,
+    store,
+    bucket,  # noqa: F811
+    monkeypatch,
+    ended,
+):
+    """The second one removed files of the first, whose log it had replaced."""
+    target = parse_location(bucket.uri(f"two backups/{ended}"), bucket.options)
+    name = "_refuse_target" if ended else "_copy_moment"
+    step = getattr(backups, name)
+
+    def step_slowly(*args):
+        result = step(*args)
+        monkeypatch.setattr(backups, name, step)
+        if ended:
+            backup(store.root, target)
+        else:
+            with pytest.raises(UnusableStore, match="is not empty: it has '"):
+                backup(store.root, target)
+        return result
+
+    monkeypatch.setattr(backups, name, step_slowly)
+    if ended:
+        with pytest.raises(UnusableStore, match="; nothing was copied"):
+            backup(store.root, target)
+    else:
+        backup(store.root, target)
+    assert list(target.list_files(target.file("_tseries", "staging", "claim", "_delta_log"))) == []
+    assert verify(target) == []
+    assert len(Store.open(target).snapshot().files) == 25
+
+
+@pytest.mark.parametrize("where", ["store", "backup"])
+def test_failure_of_one_of_two_object_stores_is_not_said_of_the_other(
+    bucket,  # noqa: F811
+    monkeypatch,
+    where,
+):
+    source, target = (
+        parse_location(bucket.uri(f"fails/{where}/{name}"), bucket.options)
+        for name in ("store", "backup")
+    )
+    fill(Store.create(source, [VALUE], RetainedRange()), 1)
+
+    def refuse(method):
+        def refusing(location, path, *args):
+            if location.root.endswith(where) and "kind=event" in path:
+                raise OSError("AWS Error ACCESS_DENIED during GetObject")
+            return method(location, path, *args)
+
+        return refusing
+
+    for name in ("read", "write"):
+        monkeypatch.setattr(Location, name, refuse(getattr(Location, name)))
+    with pytest.raises(UnusableStore, match=f"'{bucket.uri(f'fails/{where}/{where}')}' cannot be"):
+        backup(source, target)
+
+
+def test_backup_has_the_file_of_late_rows_that_its_log_names(tmp_path, store, monkeypatch):
+    """Its batch is two batches older once the log is copied, and the store has removed it."""
+    late, moment = Path(store.root, "_tseries/late/q"), backups._read_moment
+    late.mkdir(parents=True)
+    (late / "1-1-0000000000000001.arrow").write_bytes(b"of the log")
+
+    def go_on(*args):
+        found = moment(*args)
+        (late / "1-1-0000000000000001.arrow").unlink()
+        (late / "3-3-0000000000000003.arrow").write_bytes(b"later")
+        return found
+
+    monkeypatch.setattr(backups, "_read_moment", go_on)
+    backup(store.root, str(tmp_path / "b"))
+    copied = {path.name for path in (tmp_path / "b/_tseries/late/q").iterdir()}
+    assert copied == {"1-1-0000000000000001.arrow", "3-3-0000000000000003.arrow"}
 
 
 def test_command_copies_into_an_empty_folder_and_says_what_it_did(tmp_path, store, capsys):

@@ -237,16 +237,16 @@ def test_batch_that_a_kill_repeats_decides_anew_unless_it_is_committed(
 
 def test_two_drivers_that_correct_by_one_batch_at_once_decide_by_one_cti(tmp_path, monkeypatch):
     path, late = tmp_path / "s", [("a", 0, 2), ("a", 1, 3)]
-    main, write = Main(path), _Corrector._write
+    main, write = Main(path), corrections.LateFiles.write
     main.write([("a", 0, 5)], 0)
 
     def write_after_another(*args, **named):
-        monkeypatch.setattr(_Corrector, "_write", write)
+        monkeypatch.setattr(corrections.LateFiles, "write", write)
         main.write([("a", 1, 7)], 1)
         plan(path).correct(windows(late), "q", 0)
         write(*args, **named)
 
-    monkeypatch.setattr(_Corrector, "_write", write_after_another)
+    monkeypatch.setattr(corrections.LateFiles, "write", write_after_another)
     plan(path).correct(windows(late), "q", 0)
     both = {("a", 0): (2, 2, 5, 10), ("a", 1): (2, 3, 7, 21)}
     assert in_force(path) == both
