@@ -26,6 +26,7 @@ from generate import (
     requests,
 )
 from kept_results import RESULTS, kept
+from timestream.builders import report_progress
 from timestream.oracle import Event, run
 
 import pyspark_timestream
@@ -33,7 +34,6 @@ import pyspark_tseries
 from pyspark_timestream.core.declarations import OptionSpec, Parser, option_specs
 from pyspark_timestream.core.session import INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
-from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -235,7 +235,7 @@ FIGURES_OF_TESTS = {
 def test_the_progress_page_has_every_key() -> None:
     page = "docs/reference/progress.md"
     part = PartitionOffset(0, 5, PartitionClock())
-    report = build_progress(StreamOffset("id", {}, 1, {Partition("trips", 0): part}), {})
+    report = report_progress(StreamOffset("id", {}, 1, {Partition("trips", 0): part}), {})
     for marker, keys in [
         ("progress of a stream", report),
         ("progress of a partition", report["partitions"]["trips"]["0"]),

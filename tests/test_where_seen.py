@@ -16,14 +16,13 @@ import pyarrow as pa
 import pytest
 from documents import ROOT, read, section, table
 from generate import CONNECTORS
-from timestream.builders import PASSING, at, block, options, projection
+from timestream.builders import PASSING, at, block, options, projection, report_progress
 
 from pyspark_timestream.commands.explanation import SHOWN_COUNTERS
 from pyspark_timestream.commands.metrics import COUNTER_METRICS
 from pyspark_timestream.commands.watch.case_records import COUNTED
 from pyspark_timestream.core.declarations import OptionSpec, option_specs
 from pyspark_timestream.core.policies import KEEP_ALL, LATE_COUNTERS, POLICIES, Action
-from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.diagnosis.mistakes import count_lost
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_PAYLOADS,
@@ -142,7 +141,7 @@ def test_an_option_that_a_checkpoint_pins_is_in_the_semantics(field: str, spec: 
 
 def progress_keys() -> list[str]:
     share = PartitionOffset(0, 5, PartitionClock())
-    report = build_progress(StreamOffset("id", {}, 1, {Partition("trips", 0): share}), {})
+    report = report_progress(StreamOffset("id", {}, 1, {Partition("trips", 0): share}), {})
     return [*report, *report["partitions"]["trips"]["0"]]
 
 

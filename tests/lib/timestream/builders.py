@@ -7,6 +7,7 @@ import pyarrow as pa
 from pyspark_timestream.core.policies import POLICIES, Action
 from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.decode.records import RecordBlock
+from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.next_offset import (
     NO_TIME_INDEX,
     plan_first_offset,
@@ -19,11 +20,12 @@ from pyspark_timestream.kafka.offsets.stream_state import (
     compute_alignment,
 )
 from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INSTANT = pa.timestamp("us", tz="UTC")
-RUN, NOTHING_SEEN = RunContext(), BrokerSnapshot()
+NO_OPTIONS, NOTHING_SEEN = KafkaOptions(), BrokerSnapshot()
 PASSING = sorted(name for name, policy in POLICIES.items() if not policy.fails)
 """The policies under which a late event ends no query."""
 
@@ -32,6 +34,21 @@ def late_word(policy):
     """What `violation` says of a late point; None if it becomes no row (semantics 3)."""
     action = POLICIES[policy].point
     return "adjusted" if action.moves else "late" if action is Action.FLAG else None
+
+
+def run_context(options=NO_OPTIONS, **more):
+    """A run that goes on without limits, unless told otherwise."""
+    limits = {"max_offsets": None, "min_offsets": None, "bounded": False, "new_start": False}
+    rest = {"final_cti": False, "committed_batch": -1, "change": None}
+    return RunContext(options, **{**limits, **rest, **more})
+
+
+RUN = run_context()
+
+
+def report_progress(offset, ends, options=NO_OPTIONS, warnings=()):
+    """The progress of a stream without warnings, unless told otherwise."""
+    return build_progress(offset, ends, options, warnings)
 
 
 GIVEN = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "topic"}

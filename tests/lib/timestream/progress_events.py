@@ -3,10 +3,10 @@
 import json
 import re
 
+from timestream.builders import report_progress
 from timestream.histories import COUNT
 
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import min_cti
@@ -26,7 +26,7 @@ def event(*offsets, batch=0, query="q", run="r", name="rides", left=3, second=0,
         report, end = offset, None
         if isinstance(offset, StreamOffset):
             ends = {part: each.start_inclusive + left for part, each in offset.partitions.items()}
-            report, end = build_progress(offset, ends), json.dumps(offset.to_json())
+            report, end = report_progress(offset, ends), json.dumps(offset.to_json())
         sources.append({"endOffset": end, "latestOffset": json.dumps(report)})
     at = format_instant(1_704_110_400_000_000 + second * 1_000_000)
     return {

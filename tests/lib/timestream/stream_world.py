@@ -19,6 +19,7 @@ from timestream.builders import (
     next_offset,
     options,
     projection,
+    run_context,
     stream_state,
 )
 
@@ -29,7 +30,6 @@ from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import reconcile
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
-    RunContext,
     compute_alignment,
 )
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
@@ -184,7 +184,7 @@ class World:
 
     def batch(self, cap=None):
         """Plan and run a batch; False where there is nothing to do."""
-        run = RunContext(
+        run = run_context(
             replace(
                 self.options,
                 max_tasks=self.max_tasks,

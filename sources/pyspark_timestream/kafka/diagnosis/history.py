@@ -29,7 +29,6 @@ from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import COUNTERS, PartitionClock, min_cti
 
 _NEXT_STEP: Final = "pass the directory that the query had as option 'checkpointLocation'"
-_DEFAULT_OPTIONS: Final = KafkaOptions()
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
 
@@ -286,8 +285,8 @@ def _merge(earlier: BatchRecord, record: BatchRecord) -> BatchRecord:
 def build_progress(
     offset: StreamOffset,
     readable_ends: Mapping[Partition, int],
-    options: KafkaOptions = _DEFAULT_OPTIONS,
-    warnings: Sequence[str] = (),
+    options: KafkaOptions,
+    warnings: Sequence[str],
 ) -> dict[str, Any]:
     """Build the progress report of the batch `offset`, as of the batch's start.
 

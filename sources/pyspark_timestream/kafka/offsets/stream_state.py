@@ -39,14 +39,14 @@ class RunContext:
         change: the options that differ from those of the last offset; None without a difference.
     """
 
-    options: KafkaOptions = KafkaOptions()
-    max_offsets: int | None = None
-    min_offsets: int | None = None
-    bounded: bool = False
-    new_start: bool = False
-    final_cti: bool = False
-    committed_batch: int = -1
-    change: NewRules | None = None
+    options: KafkaOptions
+    max_offsets: int | None
+    min_offsets: int | None
+    bounded: bool
+    new_start: bool
+    final_cti: bool
+    committed_batch: int
+    change: NewRules | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class StreamState:
     previous: StreamOffset
     clocks: Mapping[Partition, PartitionClock]
     snapshot: BrokerSnapshot
-    run: RunContext = RunContext()
+    run: RunContext
 
     def find_last(self, partition: Partition) -> PartitionOffset | None:
         """Return a partition's entry in the last offset, also of a missing one; None if new."""

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from timestream.builders import at
+from timestream.builders import at, report_progress
 
-from pyspark_timestream.kafka.diagnosis.history import build_progress
 from pyspark_timestream.kafka.offsets.changes import ClockChange
 from pyspark_timestream.kafka.offsets.offset import MalformedPayloads, PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
@@ -45,7 +44,7 @@ OFFSET = StreamOffset(
 
 
 def test_progress_reports_offset_lag_cti_and_counters_per_partition():
-    report = build_progress(OFFSET, {at(0): 31, at(1): 0, at(0, "other"): 9})
+    report = report_progress(OFFSET, {at(0): 31, at(1): 0, at(0, "other"): 9})
     assert list(report["partitions"]) == ["other", "topic"]
     assert report["partitions"]["topic"]["0"] == {
         "offset": 20,
@@ -70,7 +69,7 @@ def test_progress_reports_offset_lag_cti_and_counters_per_partition():
 
 
 def test_the_stream_reports_its_cti_its_end_and_the_sums():
-    report = build_progress(OFFSET, {})
+    report = report_progress(OFFSET, {})
     totals = {
         name: report[name] for name in report if name not in ("partitions", "cti", "warnings")
     }
@@ -97,7 +96,7 @@ def test_progress_reports_each_change_with_its_batch_cti_and_values() -> None:
     change = ClockChange(
         7, 1_500_000, {"ctiDelay": "1 hour"}, {"ctiDelay": "2 hours", "writers": "a"}
     )
-    assert build_progress(replace(OFFSET, changes=(change,)), {})["changes"] == [
+    assert report_progress(replace(OFFSET, changes=(change,)), {})["changes"] == [
         {
             "batch": 7,
             "cti": "1970-01-01T00:00:01.500000Z",
@@ -109,18 +108,18 @@ def test_progress_reports_each_change_with_its_batch_cti_and_values() -> None:
 
 def test_a_closing_batch_is_the_end_of_the_stream():
     closing = StreamOffset("me", {}, 1, {}, end_of_run=True)
-    assert build_progress(closing, {})["endOfStream"]
-    assert build_progress(closing, {})["cti"] is None
+    assert report_progress(closing, {})["endOfStream"]
+    assert report_progress(closing, {})["cti"] is None
 
 
 def test_a_log_that_is_shorter_than_was_read_has_no_negative_lag():
-    assert build_progress(OFFSET, {at(0): 3})["partitions"]["topic"]["0"]["lag"] == 0
+    assert report_progress(OFFSET, {at(0): 3})["partitions"]["topic"]["0"]["lag"] == 0
 
 
 def test_the_lag_counts_up_to_the_streams_own_end():
     fixed = replace(OFFSET, fixed_ends={at(0): 25})
-    assert build_progress(fixed, {at(0): 31})["partitions"]["topic"]["0"]["lag"] == 5
-    partitions = build_progress(
+    assert report_progress(fixed, {at(0): 31})["partitions"]["topic"]["0"]["lag"] == 5
+    partitions = report_progress(
         OFFSET, {at(0): 3_000, at(1): 7}, KafkaOptions(ending_cti_us=1_500_000)
     )["partitions"]["topic"]
     # Partition 0 has reached the end with what the batch reads; partition 1 has no CTI yet.
@@ -128,9 +127,9 @@ def test_the_lag_counts_up_to_the_streams_own_end():
 
 
 def test_the_warnings_that_hold_are_listed_as_texts():
-    report = build_progress(OFFSET, {}, warnings=["3 rows", "one"])
+    report = report_progress(OFFSET, {}, warnings=["3 rows", "one"])
     assert report["warnings"] == ["3 rows", "one"]
-    assert build_progress(OFFSET, {})["warnings"] == []
+    assert report_progress(OFFSET, {})["warnings"] == []
 
 
 def test_what_a_topic_declared_is_reported_with_its_place():
@@ -138,5 +137,5 @@ def test_what_a_topic_declared_is_reported_with_its_place():
         time_settings=SettingsSource("topic:times", topic="times"),
         topic_settings={"ctiDelay": "20 s"},
     )
-    report = build_progress(OFFSET, {}, described)
+    report = report_progress(OFFSET, {}, described)
     assert report["timeSettings"] == {"from": "topic:times", "taken": {"ctiDelay": "20 s"}}

@@ -6,12 +6,11 @@ import logging
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from timestream.builders import PASSING, at
+from timestream.builders import PASSING, at, report_progress
 from timestream.changing import COLUMNS, SECOND, Changing, Logs, judge_points, put, told
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.diagnosis.history import build_progress
 
 OLD = {"startTime": "header:t", "ctiFrequency": "1", "ctiDelay": "2 s", "violationPolicy": "flag"}
 NEW = {"startTime": "header:t", "ctiFrequency": "2", "ctiDelay": "0 s", "violationPolicy": "drop"}
@@ -99,7 +98,7 @@ def test_until_the_instant_the_old_options_hold_and_explain_says_what_waits(capl
     assert offset.settings["ctiDelay"] == "2 seconds"
     assert offset.changes == ()
     assert offset.unpinned["changeFrom"].startswith("1970-01-01T00:00:09Z: 'ctiDelay' from '2 sec")
-    assert build_progress(offset, {})["changes"] == []
+    assert report_progress(offset, {})["changes"] == []
     put(logs, "topic", [(11, 11)])
     query.drain()
     offset = query.offset()

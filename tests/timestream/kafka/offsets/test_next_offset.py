@@ -23,6 +23,7 @@ from timestream.builders import (
     next_offset,
     options,
     projection,
+    run_context,
 )
 from timestream.oracle import Event, run
 from timestream.small_reads import small_reads
@@ -35,7 +36,6 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
 )
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import reconcile, report_losses
-from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import TaskRange
 from pyspark_timestream.kafka.task import compute_end_clock, run_task
@@ -65,10 +65,10 @@ class Query:
         self.left, self.raised = {}, dict.fromkeys(self.log)
         self.found = {number: [] for number in self.log}
         self.ctis, self.batches = [], []
-        self.run, self.bounds, self.began = RunContext(), None, False
+        self.run, self.bounds, self.began = run_context(), None, False
 
     def start(self, bounded=False, final_cti=False):
-        self.run = RunContext(bounded=bounded, final_cti=final_cti)
+        self.run = run_context(bounded=bounded, final_cti=final_cti)
         self.bounds = self.ends() if bounded else None
         self.began = False
 
@@ -333,7 +333,7 @@ def test_nothing_to_do_is_the_previous_offset_itself():
     query.batch()
     previous = query.offset()
     ended = {at(0): query.state_after(previous, at(0))}
-    same = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
+    same = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, run_context())
     assert same is previous
 
 
@@ -381,7 +381,7 @@ def test_a_deleted_partition_leaves_the_minimum():
     query.batch()
     previous = query.offset()
     ended = {partition: query.state_after(previous, partition) for partition in previous.partitions}
-    following = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
+    following = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, run_context())
     assert (following.cti_us, following.first_cti_us) == (5000, 5000)
     assert list(following.partitions) == [at(0)]
 
@@ -391,7 +391,7 @@ def test_the_streams_cti_stays_when_all_partitions_are_gone():
     query.batch()
     previous = query.offset()
     ended = {at(0): query.state_after(previous, at(0))}
-    empty = next_offset(previous, ended, {}, {}, RunContext(new_start=True))
+    empty = next_offset(previous, ended, {}, {}, run_context(new_start=True))
     assert (empty.cti_us, empty.partitions) == (5000, {})
 
 
@@ -426,7 +426,7 @@ def test_losses_are_named_and_then_failed_or_passed_over(caplog, earliest, ends,
 
 
 def test_first_offset_begins_at_its_starts_without_a_cti():
-    offset = first_offset("me", {}, {at(0): 5}, {at(0): 9}, RunContext(new_start=True))
+    offset = first_offset("me", {}, {at(0): 5}, {at(0): 9}, run_context(new_start=True))
     assert offset.ranges()[0][1:] == (5, 9)
     assert (offset.starts, offset.cti_us, offset.first_cti_us, offset.end_of_run) == (
         1,

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.builders import at, next_offset
+from timestream.builders import at, next_offset, run_context
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.kafka.offsets.offset import (
@@ -18,7 +18,6 @@ from pyspark_timestream.kafka.offsets.offset import (
 )
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
-    RunContext,
     advance_by_clock,
 )
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
@@ -29,7 +28,7 @@ SECOND, MINUTE = 1_000_000, 60_000_000
 NOW = 1_800_000_000 * SECOND
 OLD = PartitionClock(cti_us=NOW - 3600 * SECOND)
 OPTIONS = KafkaOptions(idle_timeout_us=10 * SECOND, idle_advance_us=2 * MINUTE)
-RUN = RunContext(OPTIONS)
+RUN = run_context(OPTIONS)
 
 
 def quiet(*clocks, **more):
@@ -84,7 +83,7 @@ def test_quiet_stream_moves_in_steps_and_lags_by_no_more():
 def test_quiet_stream_without_idle_advance_stays():
     before = quiet(OLD)
     assert (
-        following(before, NOW, RunContext(dataclasses.replace(OPTIONS, idle_advance_us=None)))
+        following(before, NOW, run_context(dataclasses.replace(OPTIONS, idle_advance_us=None)))
         is before
     )
 

@@ -16,6 +16,7 @@ from timestream.builders import (
     next_offset,
     options,
     projection,
+    run_context,
     stream_state,
 )
 from timestream.small_reads import small_reads
@@ -28,7 +29,6 @@ from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
 from pyspark_timestream.kafka.offsets.stream_state import (
     BrokerSnapshot,
-    RunContext,
     compute_alignment,
 )
 from pyspark_timestream.kafka.offsets.tasks import join_batches, plan_tasks
@@ -71,7 +71,7 @@ class Replay:
     def batch(self, cap=None, bounded=True):
         """Plan and run a batch; False where there is nothing to do."""
         until_us = self.options.ending_cti_us
-        run = RunContext(
+        run = run_context(
             replace(self.options, idle_timeout_us=1),
             max_offsets=cap,
             bounded=bounded,

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from timestream.builders import at, first_offset, next_offset
+from timestream.builders import at, first_offset, next_offset, run_context
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import ImportedTopic, PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext
+from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -16,7 +16,7 @@ from pyspark_timestream.rules.clocks import PartitionClock
 A, B = at(0), at(1)
 SETTINGS = {"eventShape": "point"}
 FIVE = PartitionClock(cti_us=5)
-RUN = RunContext()
+RUN = run_context()
 
 
 def offset(*partition_offsets, **more):
@@ -31,7 +31,7 @@ def offset(*partition_offsets, **more):
 def test_offsets_are_numbered_and_a_new_start_is_counted():
     first = first_offset("me", SETTINGS, {A: 0}, {A: 4}, RUN)
     second = next_offset(first, {A: FIVE}, {A: 4}, {A: 6}, RUN)
-    third = next_offset(second, {A: FIVE}, {A: 6}, {A: 7}, RunContext(new_start=True))
+    third = next_offset(second, {A: FIVE}, {A: 6}, {A: 7}, run_context(new_start=True))
     assert [(one.number, one.starts) for one in (first, second, third)] == [(0, 1), (1, 1), (2, 2)]
     assert {(one.stream, str(one.settings)) for one in (first, third)} == {("me", str(SETTINGS))}
 
@@ -55,7 +55,7 @@ def test_offset_records_since_when_a_partition_is_quiet():
 
 def test_batch_reads_exactly_within_the_limits():
     ends = {A: 100_000, B: 100_000}
-    first = first_offset("me", {}, {A: 0, B: 0}, ends, RunContext(max_offsets=80_000))
+    first = first_offset("me", {}, {A: 0, B: 0}, ends, run_context(max_offsets=80_000))
     assert {
         partition: partition_offset.end_exclusive
         for partition, partition_offset in first.partitions.items()
@@ -64,9 +64,9 @@ def test_batch_reads_exactly_within_the_limits():
         B: 40_000,
     }
     assert first.tasks == 2
-    few = RunContext(min_offsets=200_001)
+    few = run_context(min_offsets=200_001)
     assert not any(span.size for span in first_offset("me", {}, {A: 0, B: 0}, ends, few).ranges())
-    one = RunContext(KafkaOptions(max_tasks=1))
+    one = run_context(KafkaOptions(max_tasks=1))
     assert first_offset("me", {}, {A: 0, B: 0}, ends, one).tasks == 1
 
 
@@ -86,19 +86,19 @@ def test_loss_makes_a_new_offset():
 
 def test_a_bounded_run_closes_once_and_a_new_one_closes_again():
     read = offset((0, 2, FIVE), cti_us=5)
-    bounded = RunContext(bounded=True)
+    bounded = run_context(bounded=True)
     closing = next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, bounded)
     assert (closing.end_of_run, closing.final, closing.first_cti_us) == (True, False, None)
     assert next_offset(closing, {A: FIVE}, {A: 2}, {A: 2}, bounded) is closing
     again = next_offset(
-        closing, {A: FIVE}, {A: 2}, {A: 2}, RunContext(bounded=True, new_start=True)
+        closing, {A: FIVE}, {A: 2}, {A: 2}, run_context(bounded=True, new_start=True)
     )
     assert (again.end_of_run, again.first_cti_us, again.number) == (True, 5, 2)
 
 
 def test_end_emits_the_final_cti_and_refuses_later_records():
     read = offset((0, 2, FIVE), cti_us=5)
-    end = RunContext(bounded=True, final_cti=True)
+    end = run_context(bounded=True, final_cti=True)
     final = next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, end)
     assert (final.end_of_run, final.final, final.cti_us, final.first_cti_us) == (
         True,
@@ -119,7 +119,7 @@ def test_partition_that_wakes_up_joins_at_the_streams_cti():
     nine = PartitionClock(cti_us=9)
     before = offset((0, 2, FIVE), (0, 2, nine), cti_us=5)
     clocks, places = {A: FIVE, B: nine}, {A: 2, B: 2}
-    timeout = RunContext(KafkaOptions(idle_timeout_us=3))
+    timeout = run_context(KafkaOptions(idle_timeout_us=3))
     early = BrokerSnapshot(now_us=12, caught_up_since_us={A: 10})
     assert next_offset(before, clocks, places, places, timeout, early) is before
     ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
@@ -155,10 +155,10 @@ def test_a_partition_that_is_gone_has_proven_what_it_started_with():
 def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect():
     before = offset((0, 2, FIVE), cti_us=5)
     told = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
-    waits = next_offset(before, {A: FIVE}, {A: 2}, {A: 4}, RunContext(max_offsets=1), told)
+    waits = next_offset(before, {A: FIVE}, {A: 2}, {A: 4}, run_context(max_offsets=1), told)
     assert waits.partitions == {A: PartitionOffset(2, 3, FIVE, pending=((4, 8),))}
     assert (waits.cti_us, waits.imported) == (5, ImportedTopic(cti_us=8))
-    again = next_offset(waits, {A: FIVE}, {A: 3}, {A: 6}, RunContext(max_offsets=1), told)
+    again = next_offset(waits, {A: FIVE}, {A: 3}, {A: 6}, run_context(max_offsets=1), told)
     assert again.partitions == {A: PartitionOffset(3, 4, FIVE, pending=((4, 8),))}
     found = next_offset(again, {A: FIVE}, {A: 4, B: 0}, {A: 4, B: 2}, RUN, told)
     assert found.partitions[B].pending == ((2, 8),)
@@ -191,10 +191,10 @@ def test_imported_cti_waits_for_the_records_of_open_transactions():
 def test_a_run_that_has_closed_decides_nothing_more():
     closing = offset((2, 2, FIVE), (2, 2, PartitionClock(cti_us=9)), cti_us=5, end_of_run=True)
     clocks, places = {A: FIVE, B: PartitionClock(cti_us=9)}, {A: 2, B: 2}
-    run = RunContext(KafkaOptions(idle_timeout_us=3), bounded=True)
+    run = run_context(KafkaOptions(idle_timeout_us=3), bounded=True)
     ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
     assert next_offset(closing, clocks, places, places, run, ripe) is closing
-    began = RunContext(KafkaOptions(idle_timeout_us=3), bounded=True, new_start=True)
+    began = run_context(KafkaOptions(idle_timeout_us=3), bounded=True, new_start=True)
     assert next_offset(closing, clocks, places, places, began, ripe).cti_us == 9
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.builders import at, first_offset, next_offset, stream_state
+from timestream.builders import at, first_offset, next_offset, run_context, stream_state
 from timestream.small_reads import small_reads
 from timestream.stream_world import World, act, drain, steps, times
 
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import (
     MIN_READ,
-    RunContext,
     compute_alignment,
 )
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
@@ -67,7 +66,7 @@ class Reader:
     def plan(self) -> bool:
         """Plan a batch; False where there is nothing to do."""
         ends = {at(number): len(log) for number, log in enumerate(self.logs)}
-        run = RunContext(
+        run = run_context(
             aligned(self.skew_s, self.delay_s),
             max_offsets=self.max_offsets,
             bounded=self.bounded,
@@ -276,7 +275,7 @@ def test_aligned_partition_without_a_cti_does_not_wait():
             slow: PartitionClock(cti_us=1, last_us=10),
             fast: PartitionClock(cti_us=cti_us, last_us=5_000 * SECOND),
         }
-        ends, run = {slow: 9_000, fast: 9_000}, RunContext(aligned(1, 0))
+        ends, run = {slow: 9_000, fast: 9_000}, run_context(aligned(1, 0))
         clock = stream_state(previous, ended, {slow: 100, fast: 100}, ends, run)
         assert (fast in compute_alignment(clock, ends).waiting) == waits
 
@@ -303,5 +302,5 @@ def test_aligned_reading_counts_the_whole_backlog_for_min_offsets():
         for partition, partition_offset in reader.offset.partitions.items()
     }
     ended = {partition: reader.clock(partition.number, end) for partition, end in positions.items()}
-    run = RunContext(aligned(10), min_offsets=10_000)
+    run = run_context(aligned(10), min_offsets=10_000)
     assert sum(s.size for s in next_offset(reader.offset, ended, positions, ends, run).ranges())
