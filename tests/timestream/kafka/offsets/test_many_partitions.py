@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from timestream.builders import at, options
+from timestream.builders import at, options, projection
 from timestream.driven import FakeBroker, unreadable
 
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET
@@ -39,7 +39,7 @@ def shipped(partitions, tasks=None, **more):
     """The bytes of all tasks of a batch, by default with a task a partition."""
     given, broker = options(ctiFrequency="1"), FakeBroker()
     broker.topic_id = "an id"
-    reader = KafkaStreamReader(given, None)
+    reader = KafkaStreamReader(given, projection(given))
     reader._driver = StreamDriver(given, broker.connect, create_reader=unreadable)
     offset = replace(stream(partitions, tasks or partitions), **more)
     plans = reader.partitions(INITIAL_OFFSET, offset.to_json())
@@ -66,7 +66,8 @@ def test_task_receives_only_its_own_part_of_the_offset():
 
 def test_task_with_its_part_commits_the_same_metadata():
     offset = stream(5, 5)
-    reader = KafkaStreamReader(options(ctiFrequency="1"), None)
+    given = options(ctiFrequency="1")
+    reader = KafkaStreamReader(given, projection(given))
     for task in reader.partitions(INITIAL_OFFSET, offset.to_json()):
         [partition_offset] = task.plan.ranges
         partition, end = partition_offset.offsets.partition, PartitionClock(cti_us=7)
