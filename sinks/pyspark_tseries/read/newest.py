@@ -335,7 +335,7 @@ def _pick_newest(
         np.maximum.reduceat(is_original[order], firsts) if len(firsts) else np.empty(0, bool)
     )
     lasts = (firsts + run_sizes - 1)[has_original]
-    # Such as the originals 1 1 2 of series 0 (an event and its edit, another event) and 5 of
+    # Example: the originals 1 1 2 of series 0 (an event and its edit, another event) and 5 of
     # series 1: `firsts` is 0 2 3, `lasts` is 1 2 3, and for a count of 1 the newest are 2 and 3.
     newest_lasts = lasts[flag_last(ordered_codes[lasts], count)]
     sizes = np.bincount(ordered_codes[newest_lasts], minlength=len(series))

@@ -181,7 +181,7 @@ def read_checkpoint(checkpoint: Path, batch: int) -> tuple[RecordStream, ...]:
 def note_writer(
     location: Location, query: str, batch: int, checkpoint: Path | None, *, gives_ctis: bool
 ) -> None:
-    """Note the streams of a query, twice a process; without a note nothing is compared."""
+    """Note the streams of a query, twice per process; without a note nothing is compared."""
     key = location.root, query
     if _noted.get(key, 0) == 2:
         return

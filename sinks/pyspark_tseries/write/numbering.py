@@ -447,7 +447,7 @@ def _apply_late_policy(
     if not len(late):
         return Counts()
     row = int(late[0])
-    code = int(rows.codes[late[0]])
+    code = int(rows.codes[row])
     newest_us = int(before["original_us"][code])
     example: dict[str, Any] = {
         "series": rows.names[code].as_py(),
@@ -455,6 +455,7 @@ def _apply_late_policy(
         "newest_sequence": int(before["original_sequence"][code]),
         "newest_timestamp": None if newest_us == NEVER_US else format_instant(newest_us),
     }
+    # It is late, yet not before the newest original of its series: so it is before the store's CTI.
     is_before_cti = int(rows.us[row]) >= before["original_us"][code]
     if is_before_cti:
         example["store_cti"] = format_instant(cti_us)

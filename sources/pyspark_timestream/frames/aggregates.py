@@ -258,7 +258,7 @@ def divide_as_mean(data_type: DecimalType, total: Column, count: Column) -> Colu
         raise SchemaRefused(
             f"a mean is asked of a column that is {data_type.simpleString()}",
             f"means of decimals of at most {_MOST_MEAN_DIGITS} digits, {_MOST_MEAN_SCALE} of them "
-            "behind the point",
+            "after the decimal point",
             "ask for its sum and count and divide these, or declare it with less digits in "
             ".schema(...)",
         )

@@ -189,6 +189,14 @@ class _BegunBatch(NamedTuple):
     reading: Reading[TaskEnd] | None
 
 
+class _PlannedBatch(NamedTuple):
+    """A begun batch, and the offsets of Spark that it lies between."""
+
+    start: dict[str, Any]
+    end: dict[str, Any]
+    batch: _BegunBatch
+
+
 @hide_tracebacks
 class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
     """Reads Kafka records and CTIs as a stream, exactly once per checkpoint.
@@ -205,12 +213,11 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._handing = HandOver[TaskEnd](
             options.max_driver_records, needs_task=projection.requests("cti")
         )
-        # The batch that was planned last, between which offsets of Spark.
-        self._ahead: tuple[dict[str, Any], dict[str, Any], _BegunBatch] | None = None
+        self._planned: _PlannedBatch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A task's copy reads only its own ranges.
-        return {**self.__dict__, "_driver": None, "_handing": None, "_ahead": None}
+        return {**self.__dict__, "_driver": None, "_handing": None, "_planned": None}
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again after a restart, so it must decide nothing."""
@@ -229,7 +236,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         """Return the next batch's offset, or `start` itself if there is nothing to do."""
         cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = self._get_driver().plan(start, cap)
-        self._ahead = None if end == start else (start, end, self._begin_planned())
+        self._planned = None if end == start else _PlannedBatch(start, end, self._begin_planned())
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -243,11 +250,14 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         """
         if start == end:
             return []
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            *between, batch = ahead
-            if between == [start, end] and batch.reading is not None:
-                return self._finish(batch)
+        planned, self._planned = self._planned, None
+        if (
+            planned is not None
+            and (planned.start, planned.end) == (start, end)
+            # Tasks read later, so for them topics that were recreated meanwhile are left out below.
+            and planned.batch.reading is not None
+        ):
+            return self._finish(planned.batch)
         settings = self._options.settings()
         change_from = self._options.change_from
         check_stream_offset(end, settings, self._options.topic_settings, change_from=change_from)

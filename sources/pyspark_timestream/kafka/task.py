@@ -94,8 +94,8 @@ class _TaskRun:
     ) -> None:
         self._projection = projection
         self._read_range = read_range
-        self._options = options
-        self._first = (options, list_required_columns(options, projection))
+        self._options_at_start = options
+        self._columns_at_start = list_required_columns(options, projection)
         self._has_ctis = projection.requests("cti")
         own_us = tuple(task_range.clock.cti_us for task_range in plan.ranges)
         from_us = options.rules.from_us
@@ -112,32 +112,31 @@ class _TaskRun:
 
     def read_range(self, index: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
         """Return the rows of a range; `index` is that of its partition in the task."""
-        # The range before may have ended with changed options.
-        self._options, columns = self._first
+        # Options may change within a range, and each range begins with the same.
+        options, columns = self._options_at_start, self._columns_at_start
         partition = task_range.offsets.partition
-        clock = _find_start_clock(self._options, task_range, self._read_range)
+        clock = _find_start_clock(options, task_range, self._read_range)
         malformed_payloads = NO_MALFORMED_PAYLOADS
         for settings, forced_us, offset_range in task_range.split():
             if settings is not None:
-                changed = self._options.as_of(settings)
+                changed = options.as_of(settings)
                 before_us = clock.cti_us
-                clock = change_clock(clock, self._options, changed)
-                self._options = changed
-                columns = list_required_columns(changed, self._projection)
+                clock = change_clock(clock, options, changed)
+                options = changed
+                columns = list_required_columns(options, self._projection)
                 if clock.cti_us != before_us:
                     yield from self._prove(index, np.array([clock.cti_us]))
-            options = self._options
             if forced_us is not None:
                 clock = raise_cti(clock, forced_us)
                 yield from self._prove(index, np.array([clock.cti_us]))
             for block in _read_to_end(options, clock, offset_range, columns, self._read_range):
                 before = clock
                 with _locate_refusals(partition, block):
-                    clock, processed = self._process(clock, partition, block)
+                    clock, processed = self._process(options, clock, partition, block)
                 malformed_payloads += _count_malformed(processed, before, clock)
                 _fail_on_violation(options, processed)
                 _warn_of_marks(options, processed)
-                yield from self._deliver(index, processed)
+                yield from self._deliver(options, index, processed)
                 if options.rules.is_at_end(clock.cti_us):
                     break
         self.range_end = RangeEnd(clock, malformed_payloads)
@@ -151,10 +150,9 @@ class _TaskRun:
             yield build_cti_rows(self._projection, rows_us)
 
     def _process(
-        self, clock: PartitionClock, partition: Partition, block: RecordBlock
+        self, options: KafkaOptions, clock: PartitionClock, partition: Partition, block: RecordBlock
     ) -> tuple[PartitionClock, ProcessedBlock]:
         """Apply the rules to a block; one before a replay's start is decoded for the clock only."""
-        options = self._options
         from_us = options.rules.from_us
         if from_us is not None and (clock.cti_us is None or clock.cti_us < from_us):
             payload = read_payload(options, None, block)
@@ -165,7 +163,9 @@ class _TaskRun:
         after, result = step(options.rules, clock, payload.events, payload.marks)
         return after, ProcessedBlock(partition, block, payload, result)
 
-    def _deliver(self, index: int, processed: ProcessedBlock) -> Iterator[pa.RecordBatch]:
+    def _deliver(
+        self, options: KafkaOptions, index: int, processed: ProcessedBlock
+    ) -> Iterator[pa.RecordBatch]:
         """Return the rows of a block, with the CTI rows that it lets the task prove."""
         result = processed.result
         positions, rows_us = self.watermark.advance(index, result.cti_us)
@@ -174,10 +174,10 @@ class _TaskRun:
             after = after[:0]
             rows_us = rows_us[:0]
         if result.inside is None or result.inside.any():
-            keep = _select_rows(self._options, processed)
+            keep = _select_rows(options, processed)
             is_true = find_true_rows(self._projection, processed)
             keep = keep if is_true is None else keep & is_true
-            if self._options.fold is None:
+            if options.fold is None:
                 yield interleave_ctis(self._projection, processed, keep, after, rows_us)
                 return
             # The fold keeps only the greatest CTI, at any position between the rows.

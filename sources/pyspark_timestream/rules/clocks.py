@@ -327,6 +327,12 @@ class PartitionClock:
         }
 
 
+def accumulate_record_times(clock: PartitionClock, record_us: Instants) -> Instants:
+    """Return the greatest record timestamp so far at each of n records; NEVER before the first."""
+    earlier_us = instant_or_sentinel(clock.record_us)
+    return np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
+
+
 def raise_cti(clock: PartitionClock, cti_us: int) -> PartitionClock:
     """Put `cti_us` in force if it is greater than the CTI of `clock`; counter and base stay."""
     if clock.cti_us is not None and clock.cti_us >= cti_us:

@@ -25,7 +25,13 @@ from pyspark_timestream.core.instants import (
     instant_or_none,
     instant_or_sentinel,
 )
-from pyspark_timestream.rules.clocks import Events, PartitionClock, TimeRules, WriterState
+from pyspark_timestream.rules.clocks import (
+    Events,
+    PartitionClock,
+    TimeRules,
+    WriterState,
+    accumulate_record_times,
+)
 from pyspark_timestream.rules.marks import (
     MarkEffects,
     Marks,
@@ -100,10 +106,10 @@ def _interleave(
     Few proposals take effect, so each round assumes that none of the next `ahead` ones does. If one
     does, the winner, what was generated behind it is thrown away, and the next round begins there.
     """
-    # Such as a CTI at every second event without delay, events at times 1 to 6, and proposals 2 3 5
-    # after 2 3 6 of them. Round 1 tries the 2, but events have already brought that. Round 2 tries
-    # the 3 and the 5: events alone bring 4 and 6, but the 3 wins, so both go and the counter begins
-    # again. Round 3 tries the 5, but events from there bring that, too. The CTIs are 2 3 5.
+    # Example: a CTI at every second event without delay, events at times 1 to 6, and proposals
+    # 2 3 5 after 2 3 6 of them. Round 1 tries the 2, but events have already brought that. Round 2
+    # tries the 3 and the 5: events alone bring 4 and 6, but the 3 wins, so both go and the counter
+    # begins again. Round 3 tries the 5, but events from there bring that, too. The CTIs are 2 3 5.
     rows, times = events
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     indices = []
@@ -252,8 +258,7 @@ def _accumulate_seen_times(
     """
     if rules.writer_timeout_us is None or record_us is None:
         return None
-    earlier_us = instant_or_sentinel(clock.record_us)
-    newest_us = np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
+    newest_us = accumulate_record_times(clock, record_us)
     times_us = newest_us[newest_us > NEVER]
     return np.maximum(newest_us, times_us[0]) if len(times_us) else None
 
@@ -425,7 +430,7 @@ def _find_run_span_triggers(runs: _Runs, span_us: int) -> Integers:
     all of them; past a run's last event it finds the next run's first.
     """
     highest = max_in_segments(runs.times, runs.is_first)
-    # Such as a span of 10, and times 0 12 5 25 in run 0 (base 0) and 3 14 in run 1 (base 3).
+    # Example: a span of 10, and times 0 12 5 25 in run 0 (base 0) and 3 14 in run 1 (base 3).
     # `values` is 0 3 12 14 25, so run 1 stands on `ground` 6, above all of run 0, and `ranks` is
     # 0 2 2 4 and 7 9. `successors` is 1 3 3 4 and 5 6: 4 is past run 0, 6 past run 1. The first
     # triggers are events 1 and 5 (at 12 and 14), so the chains are 1 3 and 5.

@@ -26,7 +26,12 @@ from pyspark_timestream.core.instants import (
     instant_or_sentinel,
 )
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.rules.clocks import PartitionClock, TimeRules, WriterState
+from pyspark_timestream.rules.clocks import (
+    PartitionClock,
+    TimeRules,
+    WriterState,
+    accumulate_record_times,
+)
 
 Headers = list[tuple[str, bytes]]
 
@@ -204,7 +209,9 @@ def fold_marks(
     """Fold the marks and closes of `rows` records; only a timeout or grace needs `record_us`."""
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
-    newest_us = _accumulate_record_times(rules, clock, record_us)
+    newest_us = None
+    if rules.needs_record_times and record_us is not None:
+        newest_us = accumulate_record_times(clock, record_us)
     seen_times = _NO_INSTANTS if newest_us is None else newest_us[newest_us > NEVER]
     first_us = clock.first_us
     if rules.writer_grace_us is not None and first_us is None and len(seen_times):
@@ -237,16 +244,6 @@ def fold_marks(
             else None
         ),
     )
-
-
-def _accumulate_record_times(
-    rules: TimeRules, clock: PartitionClock, record_us: Instants | None
-) -> Instants | None:
-    """Return the greatest record timestamp so far at each record; None if no rule needs it."""
-    if not rules.needs_record_times or record_us is None:
-        return None
-    earlier_us = instant_or_sentinel(clock.record_us)
-    return np.maximum.accumulate(np.concatenate(([earlier_us], record_us)))[1:]
 
 
 # The steps from here on, by an example of three records. Writer a is live, with mark 10. Record 0

@@ -437,9 +437,9 @@ def _measure_frames(data: Bytes, starts: Integers, ends: Integers, *, indexed: b
         positions = starts[framed] + lengths[framed]
         # Most schemas write their first message, which is encoded as a single zero byte.
         is_first = _read_bytes(data, positions, ends[framed]) == 0
-        behind = positions + 1
-        behind[~is_first] = _skip_indexes(data, positions[~is_first], ends[framed[~is_first]])
-        lengths[framed] = np.where(behind > 0, behind - starts[framed], 0)
+        after = positions + 1
+        after[~is_first] = _skip_indexes(data, positions[~is_first], ends[framed[~is_first]])
+        lengths[framed] = np.where(after > 0, after - starts[framed], 0)
     return lengths
 
 
@@ -451,8 +451,8 @@ def _skip_indexes(data: Bytes, positions: Integers, ends: Integers) -> Integers:
     remaining = np.where(sound, counts // 2, 0)
     positions = np.where(sound, positions, 0)
     while (rows := np.flatnonzero(remaining)).size:
-        indexes, behind = _read_varints(data, positions[rows], ends[rows])
-        positions[rows] = np.where(indexes % 2 == 0, behind, 0)
+        indexes, after = _read_varints(data, positions[rows], ends[rows])
+        positions[rows] = np.where(indexes % 2 == 0, after, 0)
         remaining[rows] = np.where(positions[rows] > 0, remaining[rows] - 1, 0)
     return positions
 
@@ -460,7 +460,7 @@ def _skip_indexes(data: Bytes, positions: Integers, ends: Integers) -> Integers:
 def _read_varints(data: Bytes, positions: Integers, ends: Integers) -> tuple[Integers, Integers]:
     """Read 32-bit varints; return the values and the positions after them, 0 if malformed."""
     values = np.zeros(len(positions), dtype=np.int64)
-    behind = np.zeros(len(positions), dtype=np.int64)
+    after = np.zeros(len(positions), dtype=np.int64)
     rows = np.arange(len(positions))
     for step in range(_MAX_VARINT):
         offsets = positions[rows] + step
@@ -468,9 +468,9 @@ def _read_varints(data: Bytes, positions: Integers, ends: Integers) -> tuple[Int
         rows, offsets, byte = rows[byte >= 0], offsets[byte >= 0], byte[byte >= 0]
         values[rows] |= (byte & 0x7F) << (7 * step)
         is_last = byte < 0x80
-        behind[rows[is_last]] = offsets[is_last] + 1
+        after[rows[is_last]] = offsets[is_last] + 1
         rows = rows[~is_last]
-    return values, np.where(values < 2**32, behind, 0)
+    return values, np.where(values < 2**32, after, 0)
 
 
 def _read_bytes(data: Bytes, positions: Integers, ends: Integers) -> Integers:

@@ -225,7 +225,7 @@ class StreamDriver:
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
     def pin_schemas(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
-        """Pin the readers' schemas, once a run, and return them for `value` and `key`.
+        """Pin the readers' schemas, once per run, and return them for `value` and `key`.
 
         Raises:
             SchemaRegistryError, SchemaRefused, CheckpointMismatch: as `pin_readers_of`.

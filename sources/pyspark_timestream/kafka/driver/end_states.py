@@ -55,6 +55,7 @@ class EndStates:
 
 def take_end_states(offset: StreamOffset, range_ends: Mapping[Partition, RangeEnd]) -> EndStates:
     """Return the end states of the batch `offset` from those of its ranges."""
+    # Both properties make new dictionaries: the offset does not change.
     clocks, malformed = offset.clocks, offset.malformed_payloads
     for partition, end in range_ends.items():
         clocks[partition] = end.clock

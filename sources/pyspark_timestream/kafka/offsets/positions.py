@@ -1,5 +1,7 @@
 """Positions: where reading starts and ends (semantics 9.2), and which records are gone (5.6, 9.1).
 
+Here *ends* are those of the logs, and *stops* are where a read ends.
+
 As in Spark's own source, `startingTimestamp` overrides `startingOffsetsByTimestamp`, which
 overrides `startingOffsets`; the same holds for the ending options. A partition without a record at
 or after its starting timestamp fails the query or starts at the latest offset

@@ -414,7 +414,7 @@ class _Reader:
         raise _refuse(node)
 
     def _read_typed(self, node: Any) -> Constant:
-        """Read a literal with its type: a text behind `date`, or a number with a suffix."""
+        """Read a literal with its type: a text after `date`, or a number with a suffix."""
         value, kind = node.args["this"], _name_type(node)
         if kind in _TYPED and value.key == "literal" and value.args["is_string"]:
             return Constant(_TYPED[kind], self._take_text(value))

@@ -591,7 +591,7 @@ def _parse_run(
     # `size` is how many values Arrow gets next, `singly` how many are parsed one by one after a
     # failure; `bad` is the number of a value that Arrow has refused.
     #
-    # Such as five values, the fourth of them bad, and `most_singly` 1. Arrow refuses all five and
+    # Example: five values, the fourth of them bad, and `most_singly` 1. Arrow refuses all five and
     # names row 3, so it gets the first three next: they are a block. The bad value is parsed by
     # itself, and so is the last one, because one value is not worth a call of Arrow. If the second
     # were bad, it would be near: two values would be parsed one by one, and Arrow would get two.
@@ -715,7 +715,7 @@ def _get_wire_type(data_type: pa.DataType) -> pa.DataType:
         return pa.list_(_get_wire_type(data_type.value_type))
     if types.is_decimal(data_type) and data_type.precision + data_type.scale > MAX_DIGITS:
         # Arrow's parser counts a number's digits, and then multiplies by ten for each missing place
-        # behind the point without looking whether the product still fits.
+        # after the decimal point without looking whether the product still fits.
         return pa.decimal256(MAX_WIDE_DIGITS - data_type.scale, data_type.scale)
     return data_type
 
@@ -724,7 +724,7 @@ def _read_scalars(wire: pa.Array, target: pa.DataType) -> Converted:
     if pa.types.is_timestamp(target) or pa.types.is_date32(target):
         return read_times(wire, target)
     if pa.types.is_decimal(target):
-        # Arrow's parser checks only the digits behind the point.
+        # Arrow's parser checks only the digits after the decimal point.
         return limit_decimals(wire, target)
     if pa.types.is_binary(target):
         decoded = [null_on_error(to_bytes, text) for text in wire.to_pylist()]
