@@ -173,9 +173,8 @@ def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
         for path, _ in location.list_files(late_path(location, query, "")):
             if path.endswith(".arrow"):
                 with contextlib.suppress(pa.ArrowInvalid), location.read(path) as file:
-                    # Before 0.2.0 the note had another key.
-                    for note in (pa.ipc.open_file(file).schema.metadata or {}).values():
-                        authors.update(json.loads(note)["authors"])
+                    metadata = pa.ipc.open_file(file).schema.metadata or {}
+                    authors.update(json.loads(metadata[_NOTE_KEY])["authors"])
     return authors
 
 
