@@ -327,10 +327,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] =
     "browse": ("serves a page of the store: its series, edits and maintenance", browse.browse),
     "describe": ("prints the facts of a store", _describe),
     "verify": ("checks every invariant; exits 1 and lists the violations", _verify),
-    "repair": (
-        "repairs damage and lists what is lost; exits 1 if some damage is left",
-        _repair,
-    ),
+    "repair": ("repairs damage and lists what is lost; exits 1 if some damage is left", _repair),
     "rebuild": ("rebuilds the head from the events", _rebuild),
     "compact": ("rewrites files clustered by series, removes events out of range", _compact),
     "erase": ("makes the values of events null, and those of their edits", _erase),

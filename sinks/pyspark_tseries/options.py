@@ -124,29 +124,20 @@ def _parse_path(value: str) -> str:
     return location
 
 
-_PATH: Final = Parser(
-    _parse_path,
-    "an absolute local path, a file: URI, or an s3: URI",
-)
+_PATH: Final = Parser(_parse_path, "an absolute local path, a file: URI, or an s3: URI")
 _NAME: Final = Parser(str, "the name of a column")
 _RANGE: Final = Parser(
-    parse_range,
-    "'limit N', 'last DURATION' or both (DURATION such as 30S, 5M, 1D), or 'unlimited'",
+    parse_range, "'limit N', 'last DURATION' or both (DURATION such as 30S, 5M, 1D), or 'unlimited'"
 )
 _POINTS: Final = "'start', 'sequence N', an ISO-8601 time, 'last N', 'last DURATION'"
 _ANCHOR: Final = Parser(parse_anchor, _POINTS)
 _SPAN: Final = Parser(
-    parse_span,
-    f"{_POINTS}, 'next N', 'next DURATION', 'previous N', 'previous DURATION'",
+    parse_span, f"{_POINTS}, 'next N', 'next DURATION', 'previous N', 'previous DURATION'"
 )
 _ISO_INSTANT: Final = Parser(parse_instant, "an ISO-8601 time with a zone")
-_SERIES: Final = Parser(
-    _parse_series,
-    'one name, or a JSON list of names such as ["a", "b"]',
-)
+_SERIES: Final = Parser(_parse_series, 'one name, or a JSON list of names such as ["a", "b"]')
 _COLUMNS: Final = Parser(
-    _parse_columns,
-    "names of columns, separated by commas, such as 'timestamp, celsius'",
+    _parse_columns, "names of columns, separated by commas, such as 'timestamp, celsius'"
 )
 
 
@@ -170,9 +161,7 @@ NO_MAX_US: Final = 2**62
 """Stands for `maxFuture` = `none`."""
 
 _DELAY: Final = Parser(
-    _parse_delay,
-    "a duration such as '1 hour', at least '0 seconds'",
-    format=format_duration,
+    _parse_delay, "a duration such as '1 hour', at least '0 seconds'", format=format_duration
 )
 _FUTURE: Final = Parser(
     lambda value: NO_MAX_US if value.strip().lower() == "none" else _parse_delay(value),
@@ -180,9 +169,7 @@ _FUTURE: Final = Parser(
     format=lambda us: "none" if us == NO_MAX_US else format_duration(us),
 )
 _CTI: Final = Parser(
-    _parse_cti,
-    "'true', 'false' or the name of a column",
-    format=lambda column: column or "false",
+    _parse_cti, "'true', 'false' or the name of a column", format=lambda column: column or "false"
 )
 
 
@@ -219,10 +206,7 @@ _AGGREGATES: Final = Parser(
     "a list such as 'celsius mean, hottest = celsius max, p95 = celsius 0.95, n = count'",
 )
 _FILL: Final = Parser(_parse_fill, "'null', 'previous', 'linear', or a value")
-_INITIAL: Final = Parser(
-    parse_initial,
-    "'limit N', 'last DURATION', both, 'unlimited', or 'none'",
-)
+_INITIAL: Final = Parser(parse_initial, "'limit N', 'last DURATION', both, 'unlimited', or 'none'")
 _STARTS: Final = Parser(parse_start_sequences, 'JSON such as {"series": 7}')
 
 
@@ -448,10 +432,7 @@ class ReadOptions(_Located):
     """The options of a batch read; None: all series, or the default end of a range."""
 
     path: str = _batch_option(
-        "path",
-        _PATH,
-        description="the store; `.load(path)`",
-        help="name the store in .load(path)",
+        "path", _PATH, description="the store; `.load(path)`", help="name the store in .load(path)"
     )
     query: str = _batch_option(
         "query",
@@ -465,10 +446,7 @@ class ReadOptions(_Located):
         ),
     )
     series: tuple[str, ...] | None = _batch_option(
-        "series",
-        _SERIES,
-        None,
-        description="one name, or a JSON list of names; none: all",
+        "series", _SERIES, None, description="one name, or a JSON list of names; none: all"
     )
     view_from: Point | None = _batch_option(
         "from",
@@ -497,10 +475,7 @@ class ReadOptions(_Located):
         ),
     )
     edit_to: Point | None = _batch_option(
-        "editTo",
-        _SPAN,
-        None,
-        description="where it ends, inclusive; none: `last 0`",
+        "editTo", _SPAN, None, description="where it ends, inclusive; none: `last 0`"
     )
     limit: int | None = _batch_option(
         "limit",
@@ -639,10 +614,7 @@ class SubscribeOptions(_Located):
     """The options of a streaming query that subscribes to a store."""
 
     path: str = _stream_option(
-        "path",
-        _PATH,
-        description="the store; `.load(path)`",
-        help="name the store in .load(path)",
+        "path", _PATH, description="the store; `.load(path)`", help="name the store in .load(path)"
     )
     subscription_range: RetainedRange | None = _stream_option(
         "subscriptionRange",

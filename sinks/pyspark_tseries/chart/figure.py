@@ -19,21 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import (
-    DAY_US,
-    FINAL_US,
-    MIN_US,
-    MINUTE_US,
-    to_datetime,
-)
+from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, MINUTE_US, to_datetime
 from pyspark_timestream.errors import escape_controls
-from pyspark_timestream.report import (
-    TimeTick,
-    choose_step,
-    format_count,
-    label_ticks,
-    name_date,
-)
+from pyspark_timestream.report import TimeTick, choose_step, format_count, label_ticks, name_date
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
     BoolArray,

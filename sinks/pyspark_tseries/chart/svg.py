@@ -69,11 +69,7 @@ _Link = Callable[[int], str]
 
 
 def draw_svg(
-    figure: Figure,
-    width: int,
-    height: int,
-    theme: str | None,
-    link: _Link | None = None,
+    figure: Figure, width: int, height: int, theme: str | None, link: _Link | None = None
 ) -> str:
     """Return the picture of a figure.
 

@@ -38,12 +38,7 @@ from pyspark_timestream.serving import (
     render_shell,
 )
 from pyspark_tseries.chart.svg import draw_svg
-from pyspark_tseries.client.results import (
-    ZONE_ARGUMENT,
-    find_zone,
-    format_briefly,
-    format_cell,
-)
+from pyspark_tseries.client.results import ZONE_ARGUMENT, find_zone, format_briefly, format_cell
 from pyspark_tseries.client.viewer import (
     ALL,
     COUNTS,

@@ -40,12 +40,7 @@ from pyspark_tseries.model.ranges import (
     parse_name,
     to_whole,
 )
-from pyspark_tseries.read.delivery import (
-    InitialEvents,
-    Position,
-    find_positions,
-    read_in_order,
-)
+from pyspark_tseries.read.delivery import InitialEvents, Position, find_positions, read_in_order
 from pyspark_tseries.read.subscription import Subscription, Wording
 from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location

@@ -453,10 +453,7 @@ class RangeQuery:
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def every(
-        self,
-        width: str | timedelta,
-        timezone: str | None = None,
-        origin: datetime | None = None,
+        self, width: str | timedelta, timezone: str | None = None, origin: datetime | None = None
     ) -> BucketQuery:
         """Ask for buckets of time instead of events; `aggregate` names the columns.
 

@@ -72,10 +72,7 @@ SHOW_ARGUMENTS: Final[dict[str, dict[str, Any]]] = {
         "help": f"how many series are shown; default: {MAX_SERIES} in a chart, 40 in the table",
     },
     "--save": {"metavar": "FILE", "help": "write the chart to FILE.svg or FILE.png instead"},
-    "--width": {
-        "type": int,
-        "help": "in columns; default: the terminal's, 100 in a pipe",
-    },
+    "--width": {"type": int, "help": "in columns; default: the terminal's, 100 in a pipe"},
     "--height": {"type": int, "default": 10, "help": "rows of a panel; default: 10"},
     "--color": {
         "choices": ["auto", "always", "never"],

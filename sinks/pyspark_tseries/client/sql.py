@@ -584,9 +584,7 @@ def _open_dataset(snapshot: Snapshot, files: Sequence[DataFile]) -> Any:
     parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")
     fragments = [
         parquet.make_fragment(
-            location.file(file.path),
-            location.filesystem,
-            partition_expression=_bounds_of(file),
+            location.file(file.path), location.filesystem, partition_expression=_bounds_of(file)
         )
         for file in files
     ]

@@ -259,11 +259,7 @@ def _run_round(store: Store, *, sweeps: bool = True) -> MaintenanceResult:
 
 
 def remove_obsolete_files(
-    store: Store,
-    now_us: int,
-    *,
-    dry_run: bool = False,
-    sweeps: bool = True,
+    store: Store, now_us: int, *, dry_run: bool = False, sweeps: bool = True
 ) -> int:
     """Remove old log entries and unreferenced files; return how many.
 
@@ -301,10 +297,7 @@ def remove_obsolete_files(
 
 
 def _sweep(
-    store: Store,
-    table: DeltaTable,
-    now_us: int,
-    remove: Callable[[Iterable[str]], None],
+    store: Store, table: DeltaTable, now_us: int, remove: Callable[[Iterable[str]], None]
 ) -> None:
     """Call `remove` with the files of events, heads and drafts that nothing refers to any more."""
     location = store.location

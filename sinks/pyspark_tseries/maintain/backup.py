@@ -267,12 +267,7 @@ def _list_other_files(location: Location) -> list[str]:
 
 
 def _copy_files(
-    source: Location,
-    to: Location,
-    names: list[str],
-    copied: dict[str, int],
-    *,
-    again: bool = False,
+    source: Location, to: Location, names: list[str], copied: dict[str, int], *, again: bool = False
 ) -> bool:
     """Copy files that are not in `copied`, and return False if one is gone; or `again` all."""
     for name in names:

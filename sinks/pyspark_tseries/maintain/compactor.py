@@ -163,9 +163,7 @@ class CompactionResult:
 
 
 def compact(
-    path: str | Location,
-    now_us: int | None = None,
-    principal: str | None = None,
+    path: str | Location, now_us: int | None = None, principal: str | None = None
 ) -> CompactionResult:
     """Merge all files of the store at `path` and remove events out of the retained range.
 
@@ -512,10 +510,7 @@ class SmallFiles:
                 break
 
     def _read(self, location: Location, file: DataFile) -> pa.Table:
-        with (
-            explain_read_errors(location, file),
-            location.read(location.file(file.path)) as source,
-        ):
+        with explain_read_errors(location, file), location.read(location.file(file.path)) as source:
             footer = Footer(*read_footer(source, file.size))
             names = [name for name in self._columns if name in footer.names]
             columns = OpenFile(location, source, footer).columns(

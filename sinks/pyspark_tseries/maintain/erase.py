@@ -21,12 +21,7 @@ import pyarrow.parquet as pq
 from pyspark_timestream.core.instants import DAY_US, format_instant
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import show_value
-from pyspark_tseries.errors import (
-    IncompatibleValue,
-    NoSuchEvent,
-    StoreBusy,
-    TseriesError,
-)
+from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, StoreBusy, TseriesError
 from pyspark_tseries.maintain.compactor import Merge
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, is_valid_text

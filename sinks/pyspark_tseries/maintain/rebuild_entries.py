@@ -25,20 +25,12 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.verify import CompactionHorizon, check_file, check_rows
-from pyspark_tseries.model.arrays import (
-    SizedKey,
-)
+from pyspark_tseries.model.arrays import SizedKey
 from pyspark_tseries.model.columns import value_fields
 from pyspark_tseries.model.commits import NO_COMMIT, CommitMetadata
 from pyspark_tseries.model.properties import read_settings
-from pyspark_tseries.model.series_index import (
-    SeriesIndex,
-)
-from pyspark_tseries.storage.data_files import (
-    WrittenFile,
-    compute_stats,
-    data_files,
-)
+from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.storage.data_files import WrittenFile, compute_stats, data_files
 from pyspark_tseries.storage.location import (
     LOG_FOLDER,
     Location,
@@ -46,11 +38,7 @@ from pyspark_tseries.storage.location import (
     make_directories,
     sync,
 )
-from pyspark_tseries.storage.snapshot import (
-    load_index,
-    read_head_metadata,
-    readable_metadata,
-)
+from pyspark_tseries.storage.snapshot import load_index, read_head_metadata, readable_metadata
 from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, shadow_log
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,

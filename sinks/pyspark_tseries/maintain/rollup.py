@@ -76,12 +76,7 @@ from pyspark_tseries.read.view import known_series
 from pyspark_tseries.storage.erasures import flag_erased, read_records
 from pyspark_tseries.storage.failures import explained_failures
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import (
-    RowFilter,
-    base_fields,
-    read_rows,
-    scan_file,
-)
+from pyspark_tseries.storage.row_reader import RowFilter, base_fields, read_rows, scan_file
 from pyspark_tseries.store.commit_history import describe_change, is_given_up
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, digest_transaction

@@ -50,13 +50,7 @@ from pyspark_tseries.storage.data_files import (
 )
 from pyspark_tseries.storage.erasures import read_records
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.row_reader import (
-    BASE_SCHEMA,
-    Footer,
-    OpenFile,
-    RowFilter,
-    read_rows,
-)
+from pyspark_tseries.storage.row_reader import BASE_SCHEMA, Footer, OpenFile, RowFilter, read_rows
 from pyspark_tseries.store.log_check import find_log_damage
 from pyspark_tseries.store.store import Store
 

@@ -24,12 +24,7 @@ from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.columns import is_readable_as, type_name, value_type, widen_field
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.series_index import next_metadata
-from pyspark_tseries.storage.data_files import (
-    DataFile,
-    WrittenFile,
-    read_bounds,
-    read_footer,
-)
+from pyspark_tseries.storage.data_files import DataFile, WrittenFile, read_bounds, read_footer
 from pyspark_tseries.storage.location import bears_tag, list_event_files
 from pyspark_tseries.storage.row_reader import Footer, OpenFile, load_footer
 from pyspark_tseries.storage.snapshot import Snapshot, write_full_head

@@ -190,13 +190,7 @@ def to_whole(
     raise refuse(f"{show_value(number)} is not a {kind}", "an int", "correct it")
 
 
-_UNITS_US: Final = {
-    "D": DAY_US,
-    "H": HOUR_US,
-    "M": MINUTE_US,
-    "S": SECOND_US,
-    "MS": 1_000,
-}
+_UNITS_US: Final = {"D": DAY_US, "H": HOUR_US, "M": MINUTE_US, "S": SECOND_US, "MS": 1_000}
 _CLAUSE: Final = re.compile(
     r"(limit)\s+([0-9]+)(?:\s+|$)|(last)\s+([0-9]+)\s*(ms|[smhd])(?:\s+|$)",
     re.IGNORECASE | re.ASCII,

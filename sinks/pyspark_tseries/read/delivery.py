@@ -51,11 +51,7 @@ from pyspark_tseries.model.ranges import ALL_SERIES, RetainedRange, SeriesChoice
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import (
-    RowFilter,
-    base_fields,
-    read_rows,
-)
+from pyspark_tseries.storage.row_reader import RowFilter, base_fields, read_rows
 from pyspark_tseries.storage.snapshot import load_partial_index
 
 POSITION_VERSION: Final = 1

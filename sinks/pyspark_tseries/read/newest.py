@@ -37,11 +37,7 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.columns import originals_of, query_schema, select_fields, show_columns
 from pyspark_tseries.model.ranges import Query, Range, min_retained
-from pyspark_tseries.model.series_index import (
-    MIN_RETAINED_DEFAULTS,
-    STATE_DEFAULTS,
-    SeriesIndex,
-)
+from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, STATE_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import Scope, stored_columns
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (

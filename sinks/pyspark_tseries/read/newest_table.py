@@ -147,10 +147,7 @@ def _keep(store: _StoreTables, table: NewestTable) -> None:
 
 
 def ask_newest(
-    scope: Scope,
-    count: int,
-    at_us: int | None = None,
-    columns: Sequence[str] | None = None,
+    scope: Scope, count: int, at_us: int | None = None, columns: Sequence[str] | None = None
 ) -> Answer:
     """Return the newest `count` originals of each series, each replaced by its latest edit.
 

@@ -68,13 +68,7 @@ from pyspark_tseries.read.select import (
     select,
 )
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.row_reader import (
-    Reading,
-    RowFilter,
-    fold_files,
-    read_rows,
-    scan_file,
-)
+from pyspark_tseries.storage.row_reader import Reading, RowFilter, fold_files, read_rows, scan_file
 from pyspark_tseries.storage.snapshot import Snapshot
 
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
@@ -325,11 +319,7 @@ class Scan:
         return pa.concat_tables([rows for rows in tables if rows.num_rows] or tables)
 
     def fold(
-        self,
-        columns: Sequence[str],
-        fold: Callable[[pa.Table], None],
-        *,
-        by_runs: bool,
+        self, columns: Sequence[str], fold: Callable[[pa.Table], None], *, by_runs: bool
     ) -> None:
         """Call `fold` with the originals that may be needed, a piece at a time, in threads.
 

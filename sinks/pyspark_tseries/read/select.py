@@ -77,10 +77,7 @@ class Bounds:
 
 
 def compute_bounds(
-    query: Query,
-    retained: RetainedRange,
-    states: dict[str, Int64Array],
-    edits: int,
+    query: Query, retained: RetainedRange, states: dict[str, Int64Array], edits: int
 ) -> Bounds:
     """Return the bounds of the originals that `query` may need.
 

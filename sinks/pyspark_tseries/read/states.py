@@ -201,11 +201,7 @@ class Folding:
         group = series if tag is None else tag.take(pa.array(runs.first))
         if self._downsampling.group is None:
             group = pa.repeat("", len(runs))
-        columns = {
-            "group": group,
-            "start": pa.array(starts),
-            "count": pa.array(runs.sizes),
-        }
+        columns = {"group": group, "start": pa.array(starts), "count": pa.array(runs.sizes)}
         sequence = to_int64(to_array(events["sequence"])) if self._in_order else us
         for name, states in self._states.items():
             values = _drop_nulls(to_array(events[name]), runs)

@@ -44,12 +44,7 @@ from pyspark_timestream.core.declarations import quote_setting
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.core.policies import DEFAULT_POLICY, KEEP_ALL, POLICIES
 from pyspark_timestream.errors import CheckpointUnreadable, name_topics
-from pyspark_tseries.errors import (
-    HistoryChanged,
-    IncompatibleValue,
-    StoreMismatch,
-    UpdateFailed,
-)
+from pyspark_tseries.errors import HistoryChanged, IncompatibleValue, StoreMismatch, UpdateFailed
 from pyspark_tseries.maintain.corrections import REASON_COLUMN
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import (

@@ -38,11 +38,7 @@ from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore
-from pyspark_tseries.model.arrays import (
-    KeyRange,
-    find_first,
-    split_keys,
-)
+from pyspark_tseries.model.arrays import KeyRange, find_first, split_keys
 from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
 from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.downsampling import Downsampling, result_fields

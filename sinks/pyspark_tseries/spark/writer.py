@@ -21,10 +21,7 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_timestream.core.adapters import freeze_objects, hide_tracebacks
-from pyspark_timestream.core.checkpoint import (
-    batch_entry_path,
-    read_batch_entry,
-)
+from pyspark_timestream.core.checkpoint import batch_entry_path, read_batch_entry
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed

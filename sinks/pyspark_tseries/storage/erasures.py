@@ -19,11 +19,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_tseries.errors import UnusableStore, damage_error
-from pyspark_tseries.model.arrays import (
-    NO_SEQUENCE,
-    BoolArray,
-    to_int64,
-)
+from pyspark_tseries.model.arrays import NO_SEQUENCE, BoolArray, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, RESERVED_NAMES
 from pyspark_tseries.storage.location import Location
 

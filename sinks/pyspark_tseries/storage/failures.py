@@ -82,11 +82,7 @@ def explained_failures(location: Location | None, *, is_new: bool = False) -> It
 
 
 def explain_failure(
-    location: Location | None,
-    error: Exception,
-    *,
-    is_new: bool = False,
-    behind_named: bool = False,
+    location: Location | None, error: Exception, *, is_new: bool = False, behind_named: bool = False
 ) -> TseriesError | None:
     """Return the storage failure behind `error`; None if there is none, or it is named already.
 

@@ -637,20 +637,13 @@ class PieceRows(NamedTuple):
 
 
 def read_pieces(
-    location: Location,
-    pieces: Sequence[FilePiece],
-    reading: Reading,
-    *,
-    threads: bool = False,
+    location: Location, pieces: Sequence[FilePiece], reading: Reading, *, threads: bool = False
 ) -> Iterator[PieceRows]:
     """Yield the needed rows of some pieces; open a file once."""
     for _, pieces_of_file in groupby(pieces, key=lambda piece: piece.file.path):
         file_pieces = list(pieces_of_file)
         data, footer = file_pieces[0].file, file_pieces[0].footer
-        with (
-            explain_read_errors(location, data),
-            location.read(location.file(data.path)) as file,
-        ):
+        with explain_read_errors(location, data), location.read(location.file(data.path)) as file:
             source = OpenFile(location, file, footer)
             for piece in file_pieces:
                 by_runs = reading.series and data.rows > ROWS_PER_FOLD

@@ -60,12 +60,7 @@ from pyspark_tseries.model.series_index import (
 )
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import (
-    ALL_ROWS,
-    RowFilter,
-    base_fields,
-    scan_file,
-)
+from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, base_fields, scan_file
 
 LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 """The options of the Arrow streams in heads and staged rows."""

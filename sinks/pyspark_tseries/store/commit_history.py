@@ -12,12 +12,7 @@ import os
 import re
 from typing import Final
 
-from pyspark_tseries.model.commits import (
-    COMMITS_PER_FILE,
-    CommitId,
-    pack_ids,
-    unpack_ids,
-)
+from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
 from pyspark_tseries.storage.location import LOG_FOLDER, Location
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_whole_entry
 from pyspark_tseries.store.store import Store

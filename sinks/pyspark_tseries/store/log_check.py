@@ -22,11 +22,7 @@ from pyspark_tseries.errors import UnusableStore, damage_error
 from pyspark_tseries.storage.data_files import outside_file_error
 from pyspark_tseries.storage.location import LOG_FOLDER, Location, is_inside_store, list_directories
 from pyspark_tseries.storage.snapshot import head_path, unreadable_head_error
-from pyspark_tseries.store.checkpoints import (
-    LAST_CHECKPOINT,
-    LastCheckpoint,
-    read_last_checkpoint,
-)
+from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, LastCheckpoint, read_last_checkpoint
 from pyspark_tseries.store.log_entries import (
     Entry,
     TornEntry,

@@ -49,13 +49,7 @@ from pyspark_tseries.storage.location import (
     tagged_id,
 )
 from pyspark_tseries.storage.snapshot import LastIndex, Snapshot, head_path, read_head_metadata
-from pyspark_tseries.store.log import (
-    Log,
-    create_table,
-    forked_error,
-    load_table_at,
-    open_table,
-)
+from pyspark_tseries.store.log import Log, create_table, forked_error, load_table_at, open_table
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
 from pyspark_tseries.store.log_entries import NewEntry, add_files, remove_files
 from pyspark_tseries.store.shared_commits import AppendedEvent, SharedCommits
