@@ -367,6 +367,7 @@ def _read_initial(task: Delivery) -> pa.Table:
     commits = MIN_NUMBER, task.start.began
     row_filter = RowFilter(task.choice.names, task.key_range, commits=commits)
     expression = _filter_series(task.start, task.end)
+    # Keys first: which events are initial depends on all of a series, and values may be large.
     keys = [
         read_rows(task.location, [file], base_fields(STATE_COLUMNS), row_filter, expression)
         for file in task.files
@@ -384,7 +385,7 @@ def _read_initial(task: Delivery) -> pa.Table:
     begin = 0
     for file, table in zip(task.files, keys, strict=True):
         is_chosen = chosen[begin : begin + table.num_rows]
-        begin = begin + table.num_rows
+        begin += table.num_rows
         if is_chosen.any():
             # The same conditions on the same file give the same rows in the same order.
             rows.append(

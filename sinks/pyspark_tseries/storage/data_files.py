@@ -610,7 +610,7 @@ class LiveFiles:
         self._files = None
         self._later = []
 
-    def follow(self, added_files: LoggedFiles, removed: Collection[str]) -> None:
+    def add_entry(self, added_files: LoggedFiles, removed: Collection[str]) -> None:
         """Take the next entry, with the files that it adds and the paths that it removes."""
         if self._files is not None:
             self._later.append((added_files, removed))

@@ -469,13 +469,13 @@ class Log:
                 # This object wrote the entry, so it need not read it.
                 new_entry = own_entry[1]
                 self._remember_transactions(version, new_entry.transactions)
-                self._files.follow(new_entry.files("add"), new_entry.files("remove"))
+                self._files.add_entry(new_entry.files("add"), new_entry.files("remove"))
             else:
                 entry = read_plain_entry(self.location, version)
                 if entry is None:
                     return False
                 self._remember_transactions(version, entry.transactions)
-                self._files.follow(entry.added, entry.removed)
+                self._files.add_entry(entry.added, entry.removed)
             self._version = self._checked = self._verified = version
             self._identity = identity
         return True

@@ -418,7 +418,8 @@ def write_task_output(
     names = TempPaths(location, unique_name)
     for batch in unread:
         few_batches.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
+        rows += batch.num_rows
+        size += batch.nbytes
         if rows > limits.rows or size > limits.size:
             break
     else:
@@ -461,6 +462,8 @@ class _LargeTask:
             if edits is not None:
                 self.edits.append(edits)
         index = _load_index(self.location, optimistic.head_id)
+        # What becomes of late and untimed rows only the commit knows: with one of these, the task
+        # leaves the numbering to it.
         rules = WriteRules(optimistic.metadata, author, "drop", NEVER_US)
         merged = None
         if index is not None:
