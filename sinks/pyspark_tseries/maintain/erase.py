@@ -85,7 +85,7 @@ def list_open_records(store: Store) -> list[ErasureRecord]:
 
 
 def list_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
-    """Find the files that may still have an erased value; paths are relative to the store."""
+    """List the files that may still have an erased value; paths are relative to the store."""
     wait_for_checkpoints()  # One that was due before the erasure may have a value as well.
     if not records:
         return []
@@ -135,7 +135,7 @@ def _collect_keys(records: Sequence[ErasureRecord]) -> ErasedKeys:
 
 
 def _list_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
-    """Find the data files outside the store's current version that have one of `keys`."""
+    """List the data files outside the store's current version that have one of `keys`."""
     live = store.snapshot().paths
     return sorted(
         file.path
@@ -147,7 +147,7 @@ def _list_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
 
 
 def _list_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
-    """Find the files with one of `keys` that a repair has put aside."""
+    """List the files with one of `keys` that a repair has put aside."""
     if not location.is_local:
         return []
     folders = os.walk(location.file("_tseries", "lost"))
@@ -159,7 +159,7 @@ def _list_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
 
 
 def _list_staged(location: Location, before_us: int) -> list[str]:
-    """Find the files that killed writers have staged before an erasure.
+    """List the files that killed writers have staged before an erasure.
 
     Their rows have no sequences yet, so any of them may belong to an erased event.
     """
@@ -195,7 +195,7 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
 
 
 def _list_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[LogFile]:
-    """Find log files from before the erasures with statistics that may have an erased value."""
+    """List the log files from before the erasures with statistics that may have an erased value."""
     cleaned = list_flagged(location, "log")
     records = [record for record in records if record.erasure.id not in cleaned]
     if not records:
@@ -295,19 +295,19 @@ def erase(
     checked = _check_arguments(series, sequences, reason)
     author = author_or_user(principal)
     require_owner(store, author, "erase values")
-    change = _ErasureCommit(store, series, checked, reason, author)
-    change.check(store.index())
+    batch = _ErasureCommit(store, series, checked, reason, author)
+    batch.check(store.index())
     add_columns(store, [ERASURE_FIELD])
     try:
-        commit = store.append(change, clock)
+        commit = store.append(batch, clock)
     except _AllErased:
         return None
     except StoreBusy as error:
         raise store.busy_error(store.retrying.commits, "nothing was erased") from error
     finally:
-        change.discard_unused()
+        batch.discard_unused()
     assert commit is not None
-    record = change.records[commit.head_id]
+    record = batch.records[commit.head_id]
     files_left = list_files_with_values(store, [record])
     return dataclasses.replace(record.erasure, files=tuple(files_left))
 

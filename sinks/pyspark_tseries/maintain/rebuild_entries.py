@@ -200,7 +200,7 @@ def _rebuild_change(log: _KnownLog, version: int) -> tuple[bytes | None, str]:
 
 
 def _list_unknown_columns(log: _KnownLog, table_schema: pa.Schema) -> list[pa.Field]:
-    """Find the columns of event files that `table_schema` lacks."""
+    """List the columns of event files that `table_schema` lacks."""
     unknown: dict[str, pa.Field] = {}
     for path in sorted({path for entry in log.entries.values() for path in entry.added}):
         with contextlib.suppress(FileNotFoundError):
@@ -310,7 +310,7 @@ def _list_chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
 
 
 def _list_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, FileAction]]:
-    """Find the files of the commit `number` that no whole entry adds, with their heads' ids."""
+    """List the files of the commit `number` that no whole entry adds, with their heads' ids."""
     named_paths = {path for entry in log.entries.values() for path in entry.added}
     files: dict[str, tuple[int, FileAction]] = {}
 
