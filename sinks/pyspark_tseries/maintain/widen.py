@@ -145,10 +145,10 @@ class _Widening(Revision):
             snapshot = self._store.snapshot()
             self._resolve(snapshot)
             narrow = self._list_narrow(snapshot)
+            # Leave the copies of files that have left the store to maintenance: another call may
+            # have put them in their place.
             for path in self._copies.keys() - snapshot.paths:
-                # The file has left the store: no commit can name its copies any more.
-                stale = self._copies.pop(path)
-                self._location.remove(self._location.file(copy.path) for copy in stale)
+                del self._copies[path]
 
     def revise(self, context: CommitContext, snapshot: Snapshot) -> PreparedCommit:
         """Copy the last files and name all; raise _NothingToWiden if nothing has to change."""

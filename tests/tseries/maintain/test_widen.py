@@ -457,6 +457,22 @@ def test_of_two_changes_both_come_about(series, path):
     assert verify(str(path)) == []
 
 
+def test_of_two_equal_changes_the_slower_leaves_the_copies_that_the_other_has_taken(
+    series, path, every_file
+):
+    """It removed them as copies of files that had left the store: their events were lost."""
+    store, before, told = store_of(path), contents(path), []
+
+    def progress(*sizes):
+        told.append(sizes)
+        if len(told) == 6:
+            widen_all(rival(store))
+
+    widen_all(store, progress=progress)
+    assert verify(str(path)) == []
+    assert contents(path) == before
+
+
 def test_a_change_that_loses_every_race_changes_nothing(series, path):
     store = store_of(path)
     others = [lambda: TimeSeries(rival(store), "me").append("c", value(0))] * 9

@@ -24,6 +24,7 @@ from pyspark_tseries import (
     withdraw_corrections,
 )
 from pyspark_tseries.maintain import corrections
+from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.commits import name_writer
@@ -252,6 +253,40 @@ def test_two_drivers_that_correct_by_one_batch_at_once_decide_by_one_cti(tmp_pat
     assert in_force(path) == both
     plan(path).correct(windows([]), "q", 1)
     assert in_force(path) == both
+
+
+def test_windows_that_get_too_old_before_their_commit_are_left_out(tmp_path, monkeypatch, caplog):
+    path, append = tmp_path / "s", Store.append
+    main = Main(path)
+    main.write([("a", 0, 5)], 0)
+
+    def append_after_others(*args, **named):
+        monkeypatch.setattr(Store, "append", append)
+        main.write([("a", 9, 7)], 9)
+        return append(*args, **named)
+
+    monkeypatch.setattr(Store, "append", append_after_others)
+    plan(path, HOUR_US).correct(windows([("a", 0, 2)]), "q", 0)
+    assert in_force(path)["a", 0] == (1, 5, 5, 5)
+    assert "1 late rows of 1 windows are left out" in caplog.text
+
+
+def test_query_goes_on_with_a_backup_of_its_store_and_not_before_it(tmp_path):
+    main, copy = Main(tmp_path / "s"), tmp_path / "copy"
+    main.write([("a", 0, 5)], 0)
+    batches = [windows([("a", 0, 2), ("a", 1, 3)]), windows([("a", 1, 4)]), windows([])]
+    for number in (0, 1):
+        plan(main.path).correct(batches[number], "q", number)
+    backup(main.path, str(copy))
+    with pytest.raises(ReplayDiffers, match="the checkpoint is older than the store"):
+        plan(copy).correct(batches[0], "q", 0)
+    with pytest.raises(UpdateFailed, match="since batch 2 are gone"):
+        plan(copy).correct(windows([]), "q", 3)
+    main.path = str(copy)
+    main.write([("a", 1, 7)], 1)
+    for number in (1, 2):
+        plan(copy).correct(batches[number], "q", number)
+    assert in_force(copy) == {("a", 0): (2, 2, 5, 10), ("a", 1): (3, 3, 7, 84)}
 
 
 def test_correction_counts_an_edit_that_was_made_since_it_began(tmp_path, monkeypatch):

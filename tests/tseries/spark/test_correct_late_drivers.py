@@ -188,14 +188,22 @@ def location(request, tmp_path, gates):
     return parse_location(server.uri(f"drivers/{secrets.token_hex(8)}"), server.options)
 
 
-@pytest.mark.parametrize("meanwhile", [1, 3], ids=["the same batch", "later batches, too"])
-@pytest.mark.parametrize("step", with_rest_outside_ci(range(2, 16), in_ci=(6, 9)))
-def test_driver_that_pauses_at_any_step_finds_what_another_has_decided(location, step, meanwhile):
+@pytest.mark.parametrize(
+    ("meanwhile", "is_killed"),
+    [(1, False), (3, False), (1, True)],
+    ids=["the same batch", "later batches, too", "killed"],
+)
+@pytest.mark.parametrize("step", with_rest_outside_ci(range(2, 16), in_ci=(6,)))
+def test_driver_that_pauses_or_is_killed_at_any_step_finds_what_another_has_decided(
+    location, step, meanwhile, is_killed
+):
     """The other one decides by a later CTI."""
     flow = Flow(location, [[0, 1, 1], [2], []][:meanwhile])
     paused = Driver(flow)
     for _ in range(step):
         paused.step()
+    if is_killed:
+        paused.kill()
     flow.advance()
     Driver(flow).finish()
     with contextlib.suppress(*REFUSALS):
