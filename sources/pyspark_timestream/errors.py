@@ -180,7 +180,9 @@ class ReasonedError(Exception):
         if type(self).__base__ is ReasonedError:
             raise TypeError(f"raise a subclass of {type(self).__name__}")
         super().__init__(compose_message(problem, accepts, next_step))
-        self.problem, self.accepts, self.next_step = problem, accepts, next_step
+        self.problem = problem
+        self.accepts = accepts
+        self.next_step = next_step
 
 
 class TimestreamError(ReasonedError):

@@ -400,10 +400,12 @@ class TimeScale:
 
     def __init__(self, times_us: Sequence[int], left: float, width: float) -> None:
         finite = [us for us in times_us if us < FINAL_US] or [MIN_US + _MIN_SPAN_US]
-        self.low, self.high = min(finite), max(finite)
+        self.low = min(finite)
+        self.high = max(finite)
         if self.high - self.low < _MIN_SPAN_US and self.low == self.high:
             self.low -= SECOND_US
-        self.left, self.width = left, width
+        self.left = left
+        self.width = width
 
     def at(self, us: int) -> float:
         """Return the x of an instant."""

@@ -126,7 +126,8 @@ class _Snapshot:
         """Return the samples of `metric`; asking again for a metric begins a new collection."""
         with self._lock:
             if metric not in self._unasked:
-                self._samples, self._unasked = {}, set(METRICS)
+                self._samples = {}
+                self._unasked = set(METRICS)
                 for sample in self._take_samples():
                     self._samples.setdefault(sample.metric, []).append(sample)
             self._unasked.discard(metric)

@@ -189,7 +189,9 @@ class _Watched:
         ends: "LogEnds | None",
         stores: Sequence["StoreReader"],
     ) -> None:
-        self._followers, self._ends, self._stores = followers, ends, stores
+        self._followers = followers
+        self._ends = ends
+        self._stores = stores
         self._last_answer: object = None
         self._next_state_s: dict[CheckpointFollower, float] = {}
         self._lock = Lock()

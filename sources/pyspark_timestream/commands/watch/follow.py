@@ -456,7 +456,8 @@ class CheckpointFollower:
         self.log = QueryLog(str(self.root))
         self._stamps: dict[int, int] = {}
         self._numbers: list[int] = []
-        self._listed_ns, self._next_list_s = 0, 0.0
+        self._listed_ns = 0
+        self._next_list_s = 0.0
         self._torn: dict[int, str] = {}
         self._trouble = ""
         self._state = StateFiles(self.root)
@@ -556,8 +557,11 @@ class CheckpointFollower:
         return has_new
 
     def _forget(self) -> int:
-        self.log, self._stamps, self._torn = QueryLog(self.log.name), {}, {}
-        self._state, self._next_list_s = StateFiles(self.root), 0.0
+        self.log = QueryLog(self.log.name)
+        self._stamps = {}
+        self._torn = {}
+        self._state = StateFiles(self.root)
+        self._next_list_s = 0.0
         return -1
 
     def _read_new(self, stamps: Iterable[int], newest: int) -> dict[int, BatchReport]:
@@ -584,7 +588,8 @@ class CheckpointFollower:
         except (FileNotFoundError, NotADirectoryError):
             self._numbers = []
             return None
-        self._listed_ns, self._next_list_s = stamp, time.monotonic() + _LIST_AGAIN_S
+        self._listed_ns = stamp
+        self._next_list_s = time.monotonic() + _LIST_AGAIN_S
         self._numbers = sorted(int(name) for name in names if name.isdecimal())
         return self._numbers
 

@@ -86,11 +86,16 @@ class LivePage:
         read_case: Callable[[Case], CaseRecords] | None = None,
         take_stores: Callable[[], Sequence[ChainStore]] = tuple,
     ) -> None:
-        self._title, self._read_clock, self._take_views = title, read_clock, take_views
-        self._read_case, self._sampling = read_case, Lock()
+        self._title = title
+        self._read_clock = read_clock
+        self._take_views = take_views
+        self._read_case = read_case
+        self._sampling = Lock()
         self._take_stores = take_stores
-        self._root, self._wait_s = root, wait_s
-        self._changed, self._drawing = Condition(), Lock()
+        self._root = root
+        self._wait_s = wait_s
+        self._changed = Condition()
+        self._drawing = Lock()
         self._news = 0
         self._drawn = _Drawing()
         self._next_s = -inf
@@ -185,7 +190,8 @@ class LiveQueries:
         self._page = LivePage(
             "Time of this session's queries", read_clock, self._take_views, root="/watch/"
         )
-        self._read_clock, self._keep_ended_us = read_clock, keep_ended_us
+        self._read_clock = read_clock
+        self._keep_ended_us = keep_ended_us
         self._lock = Lock()
         self._logs: dict[str, QueryLog] = {}
         self._ended_us: dict[str, int] = {}

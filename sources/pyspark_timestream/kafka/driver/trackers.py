@@ -125,7 +125,7 @@ class PartitionCache:
         self.asked_at_s = float("-inf")
         """Time of the request that returned the cached partitions."""
 
-    def get(self, fresh: bool = False) -> list[Partition]:
+    def get(self, *, fresh: bool = False) -> list[Partition]:
         """Return the partitions of a moment ago, or those of now if `fresh`.
 
         Raises:
@@ -241,9 +241,9 @@ class RunEnds:
             self._bound_high_watermarks = self._get_broker().high_watermarks(partitions)
         self._bounds = raise_to_positions(self.request_ends(fresh=True), read_ends)
 
-    def request_ends(self, fresh: bool = False) -> Ends:
+    def request_ends(self, *, fresh: bool = False) -> Ends:
         """Return how far each partition may be read now."""
-        self.readable_ends = self._get_broker().ends(self._partition_cache.get(fresh))
+        self.readable_ends = self._get_broker().ends(self._partition_cache.get(fresh=fresh))
         if self._bounds is None:
             return self.readable_ends
         # A topic that was truncated after the run began ends before its bound.

@@ -70,7 +70,7 @@ def test_a_batch_never_waits_for_a_listing_that_is_renewed(broker):
 def test_fresh_partitions_are_requested_at_once(broker, now_s, fresh):
     broker.listing.get()
     broker.now_s = now_s
-    assert broker.listing.get(fresh) == [at(0), at(1)]
+    assert broker.listing.get(fresh=fresh) == [at(0), at(1)]
     assert set(broker.threads) == {threading.current_thread()}
 
 
