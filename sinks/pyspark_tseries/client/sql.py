@@ -38,7 +38,7 @@ from pyspark_tseries.model.columns import (
     show_columns,
 )
 from pyspark_tseries.model.ranges import Query, min_retained
-from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
+from pyspark_tseries.model.series_index import FLOOR_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import Scope, may_hide, select_visible, take_latest_edits
 from pyspark_tseries.read.view import View, list_series
 from pyspark_tseries.storage.data_files import DataFile
@@ -611,7 +611,7 @@ class _Retained:
         if not self.hides:
             return
         order, self._names = index.by_name()
-        floors = index.columns.take(order, MIN_RETAINED_DEFAULTS)
+        floors = index.columns.take(order, FLOOR_DEFAULTS)
         last_sequence, newest_us = index.columns["last_sequence"], index.columns["original_us"]
         self._sequence, self._us = min_retained(
             snapshot.settings.retained, last_sequence[order], newest_us[order], floors

@@ -125,7 +125,7 @@ def select_kept_events(
     names, codes = encode_runs(events["series"])
     rows = states.take(pc.index_in(names, states["series"].combine_chunks()))
     state = {name: to_int64(rows[name]) for name in rows.column_names if name != "series"}
-    floors = index.min_retained(names.to_pylist())
+    floors = index.floors(names.to_pylist())
     low, low_us = min_retained(retained, state["horizon_sequence"], state["horizon_us"], floors)
     sequence, us = to_int64(events["sequence"]), to_int64(events["timestamp"])
     inside = (sequence >= low[codes]) & (us >= low_us[codes])

@@ -28,7 +28,7 @@ from pyspark_tseries.model.columns import ERASURE_FIELD, is_valid_text
 from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import is_whole_number
 from pyspark_tseries.model.series_index import (
-    MIN_RETAINED_DEFAULTS,
+    FLOOR_DEFAULTS,
     STATE_COLUMNS,
     SeriesIndex,
     advance_index,
@@ -522,7 +522,7 @@ class _StoredSeries:
         # Compaction leaves a gap: raise the floor above it, so that no earlier event comes back.
         last_sequence = int(before["last_sequence"][0])
         gap = find_last_gap(self.stored, last_sequence)
-        floor, floor_us = (int(after[name][0]) for name in MIN_RETAINED_DEFAULTS)
+        floor, floor_us = (int(after[name][0]) for name in FLOOR_DEFAULTS)
         floor = max(floor, gap + 1)
         newest_us = int(after["original_us"][0])
         if floor_us > newest_us:
@@ -531,7 +531,7 @@ class _StoredSeries:
             floor_us = newest_us
         after["floor_sequence"], after["floor_us"] = np.array([floor]), np.array([floor_us])
         if "floor_sequence" not in index.columns and all(
-            after[name][0] == least for name, least in MIN_RETAINED_DEFAULTS.items()
+            after[name][0] == least for name, least in FLOOR_DEFAULTS.items()
         ):
-            after = {name: after[name] for name in after if name not in MIN_RETAINED_DEFAULTS}
+            after = {name: after[name] for name in after if name not in FLOOR_DEFAULTS}
         return make_change(pa.array([self._series], pa.string()), after)

@@ -40,10 +40,10 @@ from pyspark_tseries.model.arrays import (
 from pyspark_tseries.model.columns import ERASURE_FIELD, INSTANT, file_schema
 from pyspark_tseries.model.commits import NO_COMMIT, UNKNOWN_WRITERS, CommitMetadata, CtiRecord
 from pyspark_tseries.model.series_index import (
-    MIN_RETAINED_DEFAULTS,
+    FLOOR_DEFAULTS,
     SeriesIndex,
     build_index,
-    min_retained_table,
+    floors_table,
 )
 from pyspark_tseries.options import author_or_user
 from pyspark_tseries.storage.data_files import (
@@ -279,7 +279,7 @@ def rebuild(path: str | Location, principal: str | None = None) -> int:
         states, newest_us = scan_state(store.location, store.data_files())
         recovered = recover_head(store)
         metadata = recovered.metadata
-        floors = min_retained_table(recovered.index)
+        floors = floors_table(recovered.index)
         commit_us = max(newest_us, metadata.commit_us)
         # Normally a commit's number is below the version of its log entry, but a repair may have
         # raised it. The maximum is above all earlier numbers.
@@ -511,13 +511,13 @@ def _rebuild_index(store: Store, files: Sequence[DataFile], now_us: int) -> Seri
     metadata = _begin_chain(
         before.metadata, commit=number, commit_us=now_us, retained_since_us=since_us
     )
-    floors = min_retained_table(before)
+    floors = floors_table(before)
     if floors is not None:
         low_us = to_int64(floors["floor_us"])
         original_us = build_index(states, metadata).lookup(floors["series"].to_pylist())
         has_floor = low_us > original_us["original_us"]
         column_index = floors.schema.get_field_index("floor_us")
-        kept_us = np.where(has_floor, MIN_RETAINED_DEFAULTS["floor_us"], low_us)
+        kept_us = np.where(has_floor, FLOOR_DEFAULTS["floor_us"], low_us)
         floors = floors.set_column(column_index, "floor_us", pa.array(kept_us))
     return build_index(_keep_counts(states, before), metadata, floors)
 

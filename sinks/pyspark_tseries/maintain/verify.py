@@ -347,7 +347,7 @@ def _compute_required_sequences(
     if compacted.horizon < 0:
         return required
     states = compute_state(events.table, compacted.horizon).sort_by("series")
-    floors = index.min_retained(events.names)
+    floors = index.floors(events.names)
     newest = to_int64(states["horizon_sequence"]), to_int64(states["horizon_us"])
     required, oldest_us = min_retained(compacted.retained, *newest, floors)
     inside = events.timed & (events.us >= oldest_us[events.codes])

@@ -190,7 +190,7 @@ def to_whole(
     raise refuse(f"{show_value(number)} is not a {kind}", "an int", "correct it")
 
 
-_UNITS_US: Final = {"D": DAY_US, "H": HOUR_US, "M": MINUTE_US, "S": SECOND_US, "MS": 1_000}
+_US_BY_UNIT_LETTER: Final = {"D": DAY_US, "H": HOUR_US, "M": MINUTE_US, "S": SECOND_US, "MS": 1_000}
 _CLAUSE: Final = re.compile(
     r"(limit)\s+([0-9]+)(?:\s+|$)|(last)\s+([0-9]+)\s*(ms|[smhd])(?:\s+|$)",
     re.IGNORECASE | re.ASCII,
@@ -240,7 +240,7 @@ def parse_range(text: str) -> RetainedRange:
             limits.append(_check_bounds(int(clause[2]), at_least=1))
         else:
             spans_us.append(
-                _check_bounds(int(clause[4]) * _UNITS_US[clause[5].upper()], at_least=0)
+                _check_bounds(int(clause[4]) * _US_BY_UNIT_LETTER[clause[5].upper()], at_least=0)
             )
         unparsed = unparsed[clause.end() :]
     if unparsed or not (limits or spans_us):
@@ -267,7 +267,7 @@ def format_range(retained: RetainedRange) -> str:
 
 
 def _format_span(us: int) -> str:
-    for unit, size_us in _UNITS_US.items():
+    for unit, size_us in _US_BY_UNIT_LETTER.items():
         if us % size_us == 0 and us:
             return f"{us // size_us}{unit}"
     if us:

@@ -44,8 +44,8 @@ _INDEX_COLUMNS: Final = {
     "first_us": (INSTANT, NEVER_US),
     "edits": (pa.int64(), 0),
 }
-MIN_RETAINED_DEFAULTS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
-"""The optional columns of `min_retained` (`floor_*` in files).
+FLOOR_DEFAULTS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
+"""The optional columns of `floors`.
 
 Events below either floor left the retained range before it changed.
 """
@@ -163,13 +163,13 @@ class SeriesIndex:
         """Return what `lookup` returns for one series, as numbers."""
         return self.columns.row(self.ids.find_one(name), STATE_DEFAULTS)
 
-    def min_retained(self, names: Sequence[str]) -> dict[str, Int64Array]:
+    def floors(self, names: Sequence[str]) -> dict[str, Int64Array]:
         """Return `floor_sequence` and `floor_us` of `names`: events below one are out of range."""
-        return self.columns.take(self.ids.find(names), MIN_RETAINED_DEFAULTS)
+        return self.columns.take(self.ids.find(names), FLOOR_DEFAULTS)
 
     def lookup_all(self, names: Sequence[str]) -> dict[str, Int64Array]:
-        """Return the columns of `lookup` and of `min_retained`."""
-        return self.columns.take(self.ids.find(names), STATE_DEFAULTS | MIN_RETAINED_DEFAULTS)
+        """Return the columns of `lookup` and of `floors`."""
+        return self.columns.take(self.ids.find(names), STATE_DEFAULTS | FLOOR_DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def _default_values(*column_names: Collection[str]) -> dict[str, int]:
     """Return an unknown series' value in each column; with floors if `column_names` has them."""
     floors = {
         key: low
-        for key, low in MIN_RETAINED_DEFAULTS.items()
+        for key, low in FLOOR_DEFAULTS.items()
         if any(key in names for names in column_names)
     }
     return STATE_DEFAULTS | floors
@@ -254,7 +254,7 @@ def make_change(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
     ]
     texts = names if names.type == pa.string() else names.cast(pa.string())
     table = pa.Table.from_arrays([texts, *arrays], schema=_SCHEMA)
-    for name in MIN_RETAINED_DEFAULTS:
+    for name in FLOOR_DEFAULTS:
         if name in columns:
             table = table.append_column(name, pa.array(columns[name]))
     return table
@@ -267,11 +267,11 @@ def make_full_table(index: SeriesIndex) -> pa.Table:
     return attach_metadata(rows, dataclasses.replace(index.metadata, depth=0, rows=0))
 
 
-def min_retained_table(index: SeriesIndex) -> pa.Table | None:
+def floors_table(index: SeriesIndex) -> pa.Table | None:
     """Return the floors of all series as a change of nothing else; None if there are none."""
     if "floor_sequence" not in index.columns:
         return None
-    columns = {name: pa.array(index.columns[name]) for name in MIN_RETAINED_DEFAULTS}
+    columns = {name: pa.array(index.columns[name]) for name in FLOOR_DEFAULTS}
     return pa.table({"series": pa.array(index.names(), pa.string()), **columns})
 
 
@@ -417,6 +417,6 @@ def state_to_change(table: pa.Table) -> pa.Table:
 def build_index(
     states: pa.Table, metadata: CommitMetadata, floors: pa.Table | None = None
 ) -> SeriesIndex:
-    """Return the index of series in these states, with the `floors` from `min_retained_table`."""
+    """Return the index of series in these states, with the `floors` from `floors_table`."""
     index = apply_change(SeriesIndex(), attach_metadata(state_to_change(states), metadata))
     return index if floors is None else apply_change(index, attach_metadata(floors, metadata))

@@ -451,7 +451,7 @@ def select_initial_events(
     newest_us = np.full(len(series), NEVER_US, np.int64)
     np.maximum.at(last_sequence, codes, sequence)
     np.maximum.at(newest_us, codes[counts], us[counts])
-    low, low_us = min_retained(retained, last_sequence, newest_us, index.min_retained(series))
+    low, low_us = min_retained(retained, last_sequence, newest_us, index.floors(series))
     entry = original & (sequence >= low[codes]) & (us >= low_us[codes])
     entry |= _select_latest_edits(codes, sequence, edited, entry)
     if initial.retained.last_us is not None:

@@ -37,7 +37,7 @@ from pyspark_tseries.model.arrays import (
 )
 from pyspark_tseries.model.columns import originals_of, query_schema, select_fields, show_columns
 from pyspark_tseries.model.ranges import Query, Range, min_retained
-from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, STATE_DEFAULTS, SeriesIndex
+from pyspark_tseries.model.series_index import FLOOR_DEFAULTS, STATE_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.scan import Scope, stored_columns
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import (
@@ -57,7 +57,7 @@ MAX_COUNT: Final = 2**61
 MAX_HELD_ROWS: Final = 1_000_000
 """While reading sequences, hold about this many of a file before dropping unneeded ones."""
 
-_STATES: Final = STATE_DEFAULTS | MIN_RETAINED_DEFAULTS
+_STATES: Final = STATE_DEFAULTS | FLOOR_DEFAULTS
 KEYS: Final = ("series", "sequence", "timestamp", "original_sequence")
 """Rows always have these columns, besides those of the question."""
 
@@ -107,7 +107,7 @@ class KnownSeries:
 
     def retained(self, snapshot: Snapshot) -> tuple[Int64Array, Int64Array]:
         """Return the lowest sequence and the earliest timestamp that each retains."""
-        states = self._take("last_sequence", "original_us", *MIN_RETAINED_DEFAULTS)
+        states = self._take("last_sequence", "original_us", *FLOOR_DEFAULTS)
         newest = states["last_sequence"], states["original_us"]
         return min_retained(snapshot.settings.retained, *newest, states)
 
@@ -264,7 +264,7 @@ def read_newest_one(
     until it is found: usually in the first file, however many the store has.
     """
     state = index.lookup_one(name)
-    floors = index.min_retained([name])
+    floors = index.floors([name])
     last_sequence, us = state["last_sequence"], state["original_us"]
     is_shown = last_sequence >= floors["floor_sequence"][0] and us >= floors["floor_us"][0]
     read_columns = _with_keys(columns)

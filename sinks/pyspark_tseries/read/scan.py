@@ -57,7 +57,7 @@ from pyspark_tseries.model.ranges import (
     RetainedRange,
     min_retained,
 )
-from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
+from pyspark_tseries.model.series_index import FLOOR_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.select import (
     Bounds,
     SeriesEvents,
@@ -223,7 +223,7 @@ def _take_rows(rows: pa.Table, positions: Int64Array) -> pa.Table:
 
 def may_hide(retained: RetainedRange, index: SeriesIndex) -> bool:
     """Return whether the retained range, or an earlier one, may hide events."""
-    return retained != UNLIMITED or any(name in index.columns for name in MIN_RETAINED_DEFAULTS)
+    return retained != UNLIMITED or any(name in index.columns for name in FLOOR_DEFAULTS)
 
 
 def select_visible(rows: pa.Table, index: SeriesIndex, retained: RetainedRange) -> BoolArray:
@@ -281,7 +281,7 @@ class Scan:
             states = index.lookup_all(self._names or [])
         else:
             # Bounds grow with a series' state, so the lowest and highest state bound all series.
-            states = {name: np.full(2, low) for name, low in MIN_RETAINED_DEFAULTS.items()}
+            states = {name: np.full(2, low) for name, low in FLOOR_DEFAULTS.items()}
             states |= {name: index.columns.bounds(name) for name in index.columns}
         edits = sum(file.rows for file in self.edits)
         bounds = compute_bounds(self.query, self.scope.retained, states, edits)

@@ -54,9 +54,9 @@ from pyspark_tseries.model.series_index import (
     combine_states,
     compute_state,
     filter_series,
+    floors_table,
     make_full_table,
     merge_changes,
-    min_retained_table,
 )
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
@@ -419,7 +419,7 @@ class Snapshot:
         names = None if series is None else sorted(set(series))
         row_filter = RowFilter(names, keys, commits=self.commits)
         states, _ = scan_state(self.location, self.files, row_filter)
-        floors = min_retained_table(now)
+        floors = floors_table(now)
         if floors is not None:
             floors = floors.filter(pc.is_in(floors["series"], states["series"].combine_chunks()))
         return build_index(states, self.metadata, floors)

@@ -197,9 +197,7 @@ def set_retained_range(store: Store, retained: RetainedRange, now_us: int, princ
     to_do = "change the retained range"
 
     def change(index: SeriesIndex, metadata: CommitMetadata) -> SeriesIndex:
-        columns = BlockColumns(
-            {**index.columns, **raise_min_retained(index, store.settings.retained)}
-        )
+        columns = BlockColumns({**index.columns, **raise_floors(index, store.settings.retained)})
         changed = dataclasses.replace(
             metadata,
             retained=text,
@@ -259,8 +257,8 @@ def _change_head(
     replace_index(store, make)
 
 
-def raise_min_retained(index: SeriesIndex, retained: RetainedRange) -> dict[str, Int64Array]:
+def raise_floors(index: SeriesIndex, retained: RetainedRange) -> dict[str, Int64Array]:
     """Return the floors of all series of `index` for a change from the range `retained`."""
-    floors = index.min_retained(index.names())
+    floors = index.floors(index.names())
     newest = index.columns["last_sequence"], index.columns["original_us"]
     return dict(zip(floors, min_retained(retained, *newest, floors), strict=True))

@@ -349,7 +349,7 @@ class SeriesCondition:
     @staticmethod
     def as_read(series: str, index: SeriesIndex, retained: RetainedRange) -> "SeriesCondition":
         """Return the condition that a series is as in `index`, and a query shows the same of it."""
-        floors = index.min_retained([series])
+        floors = index.floors([series])
         shown = (index.metadata.erasure, retained, *(int(floor[0]) for floor in floors.values()))
         return SeriesCondition(series, index.lookup_one(series)["last_sequence"], shown)
 

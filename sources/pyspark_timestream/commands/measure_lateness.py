@@ -758,9 +758,9 @@ def load_lateness(
     last_us = None if last is None else parse_last(str(last))
     options = _read_options(raw, last)
     # Imported late: the rest of this module needs no Kafka client.
-    from pyspark_timestream.kafka.reader_schemas import pin_readers
+    from pyspark_timestream.kafka.reader_schemas import pin_reader_schemas
 
-    return read_topic(pin_readers(load_schemas(options), {}), delays_us, last_us)
+    return read_topic(pin_reader_schemas(load_schemas(options), {}), delays_us, last_us)
 
 
 def _read_options(raw: Mapping[str, str], last: str | None) -> KafkaOptions:

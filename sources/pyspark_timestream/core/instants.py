@@ -38,7 +38,7 @@ MINUTE_US: Final = 60 * SECOND_US
 HOUR_US: Final = 60 * MINUTE_US
 DAY_US: Final = 24 * HOUR_US
 WEEK_US: Final = 7 * DAY_US
-UNITS_US: Final = (DAY_US, HOUR_US, MINUTE_US, SECOND_US)
+ROUNDING_UNITS_US: Final = (DAY_US, HOUR_US, MINUTE_US, SECOND_US)
 """The units that texts are rounded to, the largest first."""
 
 MAX_DURATION: Final = "500000 weeks"
@@ -69,7 +69,7 @@ MIN_US: Final = -62_135_596_800_000_000
 FINAL_US: Final = 253_402_300_799_000_000
 """9999-12-31T23:59:59Z: the latest application time (inclusive), and the final CTI: +infinity."""
 
-_UNITS_US: Final = {
+_US_BY_UNIT_WORD: Final = {
     "tick": 1,
     "us": 1,
     "microsecond": 1,
@@ -230,7 +230,8 @@ def parse_duration(text: str) -> int:
     while remaining:
         component = _DURATION_PART.match(remaining)
         unit = component and (
-            _UNITS_US.get(component[2]) or _UNITS_US.get(component[2].removesuffix("s"))
+            _US_BY_UNIT_WORD.get(component[2])
+            or _US_BY_UNIT_WORD.get(component[2].removesuffix("s"))
         )
         if not component or not unit:
             raise ValueError(f"{text!r} is not a duration such as '5 seconds' or '-1 tick'")
@@ -313,7 +314,7 @@ def format_duration(us: int) -> str:
     ('90 seconds', '-1 tick')
     """
     for name in ("day", "hour", "minute", "second", "millisecond"):
-        count, remainder = divmod(us, _UNITS_US[name])
+        count, remainder = divmod(us, _US_BY_UNIT_WORD[name])
         if us and remainder == 0:
             return f"{count} {name}" if abs(count) == 1 else f"{count} {name}s"
     return f"{us} tick" if abs(us) == 1 else f"{us} ticks"
@@ -325,7 +326,7 @@ def round_duration(us: int) -> str:
     >>> round_duration(93_600_000_001)
     '1 day'
     """
-    unit_us = next((unit for unit in UNITS_US if us >= unit), 1)
+    unit_us = next((unit for unit in ROUNDING_UNITS_US if us >= unit), 1)
     return format_duration(us // unit_us * unit_us)
 
 
@@ -349,7 +350,7 @@ def parse_fraction(text: str) -> Fraction:
 Times = tuple[Instants, Mask]
 
 TIME_UNITS: Final = {"s": (SECOND_US, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
-"""Unit -> (multiply by, then divide by) to get microseconds."""
+"""Unit of a column of numbers -> (multiply by, then divide by) to get microseconds."""
 
 
 def guess_unit(number: float) -> tuple[str, int] | None:

@@ -74,7 +74,11 @@ from pyspark_timestream.kafka.options.checks import (
 )
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, TaskPlan
-from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_readers_of, with_readers
+from pyspark_timestream.kafka.reader_schemas import (
+    load_schemas,
+    pin_checked_reader_schemas,
+    with_reader_schemas,
+)
 from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.task import RangeEnd, run_task
 from pyspark_timestream.rules.window_fold import fold_rows
@@ -164,13 +168,13 @@ class KafkaTask(InputPartition):
         plan: the work of the task.
         group: the consumer group to commit to.
         offset: the batch, restricted to the task's partitions; None to commit nothing.
-        readers: `value` or `key` -> the schema that it is read by.
+        reader_schemas: `value` or `key` -> the schema that it is read by.
     """
 
     plan: TaskPlan
     group: str = ""
     offset: StreamOffset | None = None
-    readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
+    reader_schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -263,18 +267,16 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         check_stream_offset(end, settings, self._options.topic_settings, change_from=change_from)
         offset = self._get_driver().read_offset(end)
         self._check_columns(offset)
-        readers: Mapping[str, ReaderSchema] = {}
-        if self._options.has_schemas:
-            readers = self._get_driver().pin_schemas(offset.schemas)
+        reader_schemas = self._get_driver().pin_schemas(offset.schemas)
         before = -1 if is_initial_offset(start) else self._get_driver().read_offset(start).number
         if offset.number == before + 1:
             recreated = self._get_driver().find_recreated(offset, offset.ranges())
-            return self._finish(self._begin(offset, readers, recreated))
+            return self._finish(self._begin(offset, reader_schemas, recreated))
         group = group_name(self._options.group_prefix, offset.stream)
         plans = self._get_driver().plan_joined_batches(start, offset)
         ranges = [task_range.offsets for plan in plans for task_range in plan.ranges]
         remaining_plans = leave_out(plans, self._get_driver().find_recreated(offset, ranges))
-        return [KafkaTask(plan, group, readers=readers) for plan in remaining_plans]
+        return [KafkaTask(plan, group, reader_schemas=reader_schemas) for plan in remaining_plans]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Run in a task: return the rows of one `KafkaTask`."""
@@ -291,14 +293,20 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             check_columns(self._options.as_of(offset.settings), self._projection)
 
     def _plan_tasks(
-        self, offset: StreamOffset, readers: Mapping[str, ReaderSchema], recreated: Collection[str]
+        self,
+        offset: StreamOffset,
+        reader_schemas: Mapping[str, ReaderSchema],
+        recreated: Collection[str],
     ) -> list[KafkaTask]:
         plans = leave_out(plan_stream_tasks(self._options, offset), recreated)
         if offset.settings != self._options.settings():
             # It was planned before the options changed, or the change waits for its instant.
             plans = [replace(plan, settings=offset.settings) for plan in plans]
         group = group_name(self._options.group_prefix, offset.stream)
-        return [KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans]
+        return [
+            KafkaTask(plan, group, _restrict_to_task(offset, plan), reader_schemas)
+            for plan in plans
+        ]
 
     def _begin_planned(self) -> _BegunBatch:
         """Begin to read the batch that was just planned, if its rows may be handed over."""
@@ -306,20 +314,19 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         offset = driver.planned
         assert offset is not None
         self._check_columns(offset)
-        readers = driver.pin_schemas(offset.schemas) if self._options.has_schemas else {}
-        return self._begin(offset, readers)
+        return self._begin(offset, driver.pin_schemas(offset.schemas))
 
     def _begin(
         self,
         offset: StreamOffset,
-        readers: Mapping[str, ReaderSchema],
+        reader_schemas: Mapping[str, ReaderSchema],
         recreated: Collection[str] = (),
     ) -> _BegunBatch:
         """Plan the tasks of a batch; begin to read it here if its rows may be handed over.
 
         The records of the topics `recreated` are not read.
         """
-        tasks = self._plan_tasks(offset, readers, recreated)
+        tasks = self._plan_tasks(offset, reader_schemas, recreated)
         reading = None
         if self.can_hand_over and not self._options.cuts_partitions and len(tasks) == 1:
             reading = self._handing.begin(offset.size, partial(self._read_here, tasks[0]))
@@ -353,7 +360,7 @@ class BatchTask(InputPartition):
     """A task of a batch read, which Spark ships and keeps for later evaluations."""
 
     read_slice: ReadSlice
-    readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
+    reader_schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
 @hide_tracebacks
@@ -373,9 +380,9 @@ class KafkaBatchReader(DataSourceReader):
         broker = Broker(self._options, self._group)
         existing = broker.partitions()
         starts, stops = self._bounds(broker, existing, existing)
-        options = pin_readers_of(self._options, self._projection, {})
+        options = pin_checked_reader_schemas(self._options, self._projection, {})
         slices = slice_read(options, starts, stops)
-        return [BatchTask(read_slice, options.readers) for read_slice in slices]
+        return [BatchTask(read_slice, options.reader_schemas) for read_slice in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Run in a task: return the rows of one `BatchTask`."""
@@ -386,7 +393,7 @@ class KafkaBatchReader(DataSourceReader):
                 broker, existing, select_partitions(partition.read_slice, existing)
             )
         plan = plan_slice(self._options, partition.read_slice, existing, *bounds)
-        task = KafkaTask(plan, self._group, readers=partition.readers)
+        task = KafkaTask(plan, self._group, reader_schemas=partition.reader_schemas)
         yield from read_task(self._options, self._projection, task, is_batch=True)
 
     def _bounds(
@@ -445,8 +452,8 @@ def read_task(
         acquire: borrows a range reader.
     """
     options = options.as_of(task.plan.settings)
-    if task.readers or options.registry:
-        options = with_readers(options, task.readers)
+    if task.reader_schemas or options.registry:
+        options = with_reader_schemas(options, task.reader_schemas)
     end = TaskEnd() if keep is None else keep
     # A range with a warm-up or forced CTIs is read in pieces, so prefetching it whole is no use.
     unbroken = [task_range for task_range in task.plan.ranges if task_range.is_whole]

@@ -100,7 +100,7 @@ def _error(name: str, problem: str) -> OptionError:
     return OptionError(name, problem, SPECS[name].parser.accepts, "correct it")
 
 
-def pin_readers_of(
+def pin_checked_reader_schemas(
     options: KafkaOptions, projection: Projection | None, recorded: Mapping[str, ReaderSchema]
 ) -> KafkaOptions:
     """Return `options` with the readers' schemas, which have all fields of `projection`.
@@ -110,12 +110,12 @@ def pin_readers_of(
         SchemaRefused: a schema lacks requested fields.
         CheckpointMismatch: a schema is no longer the one that was recorded.
     """
-    options = pin_readers(options, recorded)
+    options = pin_reader_schemas(options, recorded)
     check_schemas(options, projection)
-    return _add_newer_readers(options, projection) if recorded else options
+    return _add_newer_reader_schemas(options, projection) if recorded else options
 
 
-def pin_readers(options: KafkaOptions, recorded: Mapping[str, ReaderSchema]) -> KafkaOptions:
+def pin_reader_schemas(options: KafkaOptions, recorded: Mapping[str, ReaderSchema]) -> KafkaOptions:
     """Return `options` with the readers' schemas of values and keys.
 
     `recorded` has the schemas that an earlier start recorded; the first start takes a subject's
@@ -124,34 +124,36 @@ def pin_readers(options: KafkaOptions, recorded: Mapping[str, ReaderSchema]) -> 
     Raises:
         CheckpointMismatch: a schema is no longer the one that was recorded.
     """
-    readers: dict[str, ReaderSchema] = {}
+    reader_schemas: dict[str, ReaderSchema] = {}
     for rules in options.payload_rules:
         if rules.format in SCHEMA_FORMATS:
-            reader = _find_reader(options, rules, recorded.get(rules.side))
-            readers[rules.side] = reader
-            check_recorded(rules, reader, recorded.get(rules.side))
-    return with_readers(options, readers)
+            reader_schema = _find_reader_schema(options, rules, recorded.get(rules.side))
+            reader_schemas[rules.side] = reader_schema
+            check_recorded(rules, reader_schema, recorded.get(rules.side))
+    return with_reader_schemas(options, reader_schemas)
 
 
-def with_readers(options: KafkaOptions, readers: Mapping[str, ReaderSchema]) -> KafkaOptions:
+def with_reader_schemas(
+    options: KafkaOptions, reader_schemas: Mapping[str, ReaderSchema]
+) -> KafkaOptions:
     """Return `options` with the readers' schemas, and with the registry for writers' schemas."""
     registered = {}
     for rules in options.payload_rules:
-        reader = readers.get(rules.side)
-        for version in () if reader is None else reader.versions():
+        reader_schema = reader_schemas.get(rules.side)
+        for version in () if reader_schema is None else reader_schema.versions():
             if version.registered is not None:
                 cache_key = rules.format, find_context(version.subject), version.registered.key
                 registered[cache_key] = version.registered
     source = SchemaRegistry(options.registry, registered) if options.registry else None
-    return replace(options, readers=readers, source=source)
+    return replace(options, reader_schemas=reader_schemas, source=source)
 
 
-def _find_reader(
+def _find_reader_schema(
     options: PayloadOptions, rules: PayloadRules, recorded: ReaderSchema | None
 ) -> ReaderSchema:
     if not rules.needs_latest:
         text = rules.reader_schema or rules.schema or ""
-        return _create_reader(text, rules.message or "")
+        return _create_reader_schema(text, rules.message or "")
     assert rules.subject is not None, "the options name the subject of the latest schema"
     source = SchemaRegistry(options.registry)
     if recorded is None or recorded.schema_id is None:
@@ -160,25 +162,25 @@ def _find_reader(
     else:
         registered = source.fetch_schema(recorded.schema_id, rules.format, recorded.subject)
         origin = recorded.subject, recorded.version
-    reader = _make_reader(rules, registered, *origin)
+    reader_schema = _make_reader_schema(rules, registered, *origin)
     if recorded is None or recorded.newer is None:
-        return reader
-    newer = _find_reader(options, rules, recorded.newer)
+        return reader_schema
+    newer = _find_reader_schema(options, rules, recorded.newer)
     check_recorded(rules, newer, recorded.newer)
-    return replace(reader, newer=newer)
+    return replace(reader_schema, newer=newer)
 
 
-def _make_reader(
+def _make_reader_schema(
     rules: PayloadRules, schema: RegisteredSchema, subject: str | None, version: int | None
 ) -> ReaderSchema:
-    reader = read_registered(rules, schema)
+    reader_schema = read_registered(rules, schema)
     assert isinstance(schema.key, int), "a subject's schema has an id"
     return replace(
-        reader, schema_id=schema.key, subject=subject, version=version, registered=schema
+        reader_schema, schema_id=schema.key, subject=subject, version=version, registered=schema
     )
 
 
-def _add_newer_readers(options: KafkaOptions, projection: Projection | None) -> KafkaOptions:
+def _add_newer_reader_schemas(options: KafkaOptions, projection: Projection | None) -> KafkaOptions:
     """Return the options of a restart, with latest schemas added to the recorded ones.
 
     A subject's latest schema is added only if the recorded ones cannot read records written with
@@ -190,15 +192,15 @@ def _add_newer_readers(options: KafkaOptions, projection: Projection | None) -> 
         return options
     source = SchemaRegistry(options.registry)
     for rules in options.payload_rules:
-        reader = options.readers.get(rules.side)
-        if reader is None or rules.format != "avro":
+        reader_schema = options.reader_schemas.get(rules.side)
+        if reader_schema is None or rules.format != "avro":
             continue
-        *_, last_version = reader.versions()
+        *_, last_version = reader_schema.versions()
         if last_version.schema_id is None or last_version.subject is None:
             continue
         try:
             newest = source.fetch_latest(last_version.subject, rules.format)
-            options = _add_newer_reader(options, projection, rules, newest)
+            options = _add_newer_reader_schema(options, projection, rules, newest)
         except (SchemaRefused, SchemaRegistryError, ValueError) as error:
             if isinstance(error, SchemaRegistryError) and error.is_missing:
                 continue
@@ -210,33 +212,35 @@ def _add_newer_readers(options: KafkaOptions, projection: Projection | None) -> 
     return options
 
 
-def _add_newer_reader(
+def _add_newer_reader_schema(
     options: KafkaOptions,
     projection: Projection | None,
     rules: PayloadRules,
     newest: RegisteredSchema,
 ) -> KafkaOptions:
-    reader = options.readers[rules.side]
-    *_, last_version = reader.versions()
+    reader_schema = options.reader_schemas[rules.side]
+    *_, last_version = reader_schema.versions()
     if newest.key == last_version.schema_id or newest.type.lower() != rules.format:
         return options
     if can_read_writer(options, projection, rules.side, inline_references(newest)):
         return options
-    newer = _make_reader(rules, newest, newest.subject, newest.version)
+    newer = _make_reader_schema(rules, newest, newest.subject, newest.version)
     parse_schema(newer.text)  # Raise if it is no schema; one that does not fit changes nothing.
-    only_newer = with_readers(options, {**options.readers, rules.side: newer})
+    only_newer = with_reader_schemas(options, {**options.reader_schemas, rules.side: newer})
     if not is_accepted(check_schemas, only_newer, projection):
         return options
     _LOG.warning(
         "%ss that schema %s cannot read are read by schema %s from now on, version %s of '%s'",
         rules.side, last_version.schema_id, newer.schema_id, newer.version, newer.subject,
     )  # fmt: skip
-    return with_readers(options, {**options.readers, rules.side: _append(reader, newer)})
+    return with_reader_schemas(
+        options, {**options.reader_schemas, rules.side: _append_newer(reader_schema, newer)}
+    )
 
 
-def _append(reader: ReaderSchema, newest: ReaderSchema) -> ReaderSchema:
-    newer = newest if reader.newer is None else _append(reader.newer, newest)
-    return replace(reader, newer=newer)
+def _append_newer(reader_schema: ReaderSchema, newest: ReaderSchema) -> ReaderSchema:
+    newer = newest if reader_schema.newer is None else _append_newer(reader_schema.newer, newest)
+    return replace(reader_schema, newer=newer)
 
 
 def read_registered(rules: PayloadRules, schema: RegisteredSchema) -> ReaderSchema:
@@ -250,15 +254,15 @@ def read_registered(rules: PayloadRules, schema: RegisteredSchema) -> ReaderSche
             f"set '{name}' or '{rules.option_name('subject')}'",
         )
     if rules.format == "avro":
-        return _create_reader(inline_references(schema), rules.message or "")
+        return _create_reader_schema(inline_references(schema), rules.message or "")
     main = schema.text.encode()
     references = {reference.name: reference.text.encode() for reference in schema.references}
     message = rules.message or find_message_name(main) or ""
     descriptor_set = normalize(build_descriptor_set(main, references), message)
-    return _create_reader(base64.b64encode(descriptor_set).decode(), message)
+    return _create_reader_schema(base64.b64encode(descriptor_set).decode(), message)
 
 
-def _create_reader(text: str, message: str) -> ReaderSchema:
+def _create_reader_schema(text: str, message: str) -> ReaderSchema:
     return ReaderSchema(text, fingerprint_schema(text), message)
 
 

@@ -200,19 +200,27 @@ def _count_malformed(
         assert reasons is not None
         wrong = (reasons != FINE) if inside is None else (reasons != FINE) & inside
         malformed_payloads = replace(
-            malformed_payloads, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py()
+            malformed_payloads, malformed_payload_at=_find_last_offset(offsets, wrong)
         )
     if after.clues.early > before.clues.early:
-        early = np.flatnonzero(result.well_formed & find_early(result.times))
-        malformed_payloads = replace(malformed_payloads, time_at=offsets[int(early[-1])].as_py())
+        early = result.well_formed & find_early(result.times)
+        malformed_payloads = replace(
+            malformed_payloads, early_event_at=_find_last_offset(offsets, early)
+        )
     if after.malformed > before.malformed:
         malformed = result.malformed
         if payload.events.valueless is not None:
             malformed = malformed & ~payload.events.valueless
         malformed_payloads = replace(
-            malformed_payloads, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py()
+            malformed_payloads, malformed_event_at=_find_last_offset(offsets, malformed)
         )
     return malformed_payloads
+
+
+def _find_last_offset(offsets: pa.Array, is_selected: Mask) -> int:
+    """Return the offset of the last of the selected records, of which there is one."""
+    offset: int = offsets[int(np.flatnonzero(is_selected)[-1])].as_py()
+    return offset
 
 
 def _read_to_end(

@@ -25,7 +25,7 @@ from fuzz.engine import Chance, Target
 from fuzz.mutations import TEXTS, damage_bytes, damage_json_text
 from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
-from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_readers
+from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_reader_schemas
 from pyspark_timestream.kafka.task import run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
@@ -181,7 +181,7 @@ def read_records(case: Records, cuts: list[int]) -> Any:
             raw |= {"valueSchema": file.name, "valueMessage": "shop.Trip"}
         elif raw["valueFormat"] == "avro":
             raw |= {"valueSchema": case.schema.decode("utf-8", "surrogateescape")}
-        given = replace(pin_readers(load_schemas(options(**raw)), {}))
+        given = replace(pin_reader_schemas(load_schemas(options(**raw)), {}))
     columns = {**COLUMNS, **MORE.get(raw["valueFormat"], {})}
     timed = TIMED if "cti" in {name for name, _ in TIMED} and given.has_ctis else TIMED[::2]
     wanted = projection(given, *columns.items(), *timed)

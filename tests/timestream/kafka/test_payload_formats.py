@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.reader_schemas import (
     check_recorded,
     load_schemas,
-    pin_readers,
+    pin_reader_schemas,
     read_registered,
 )
 from pyspark_timestream.kafka.schemas import RegisteredSchema
@@ -113,7 +113,7 @@ def descriptor_set(tmp_path):
 
 def fixed(raw, **more) -> KafkaOptions:
     """Options with the readers' schemas, as the driver fixes them."""
-    return replace(pin_readers(load_schemas(options(**raw)), {}), **more)
+    return replace(pin_reader_schemas(load_schemas(options(**raw)), {}), **more)
 
 
 def delivered(given, columns, *values, counted=None, **more):
@@ -146,11 +146,11 @@ def registered(form, **more):
     """Options with a registry: the reader's schema is the writer's."""
     raw = {"valueFormat": form, "schemaRegistry.url": "http://none:1", **more}
     number = {"avro": 7, "protobuf": 8, "json": None}[form]
-    readers = {}
+    reader_schemas = {}
     if number is not None:
         given = options(**raw)
-        readers = {"value": read_registered(given.value_rules, SCHEMAS[number])}
-    return replace(options(**raw), readers=readers, source=Source())
+        reader_schemas = {"value": read_registered(given.value_rules, SCHEMAS[number])}
+    return replace(options(**raw), reader_schemas=reader_schemas, source=Source())
 
 
 def framed(number, body, index=b""):
@@ -275,11 +275,11 @@ def test_frames_in_a_header_leave_the_value_alone():
 
 def test_a_registry_with_another_schema_under_the_recorded_id_is_refused():
     given = registered("avro")
-    recorded = replace(given.readers["value"], schema_id=7, subject="topic-value", version=3)
-    check_recorded(given.value_rules, given.readers["value"], recorded)
+    recorded = replace(given.reader_schemas["value"], schema_id=7, subject="topic-value", version=3)
+    check_recorded(given.value_rules, given.reader_schemas["value"], recorded)
     other = replace(recorded, fingerprint="sha256:0")
     with pytest.raises(CheckpointMismatch, match=r"schema 7 \(version 3 of 'topic-value'\)"):
-        check_recorded(given.value_rules, given.readers["value"], other)
+        check_recorded(given.value_rules, given.reader_schemas["value"], other)
 
 
 # -- schemas that differ, and several record types in one topic ------------------------------------
@@ -322,7 +322,7 @@ def read_by(schema, source, *, newer=None, **more):
     reader = place(7, schema, 1)
     if newer is not None:
         reader = replace(reader, newer=place(8, newer, 2))
-    return replace(given, readers={"value": reader}, source=source)
+    return replace(given, reader_schemas={"value": reader}, source=source)
 
 
 TEXT = avro_record("A", ("x", "string"))
@@ -347,8 +347,8 @@ def test_a_refused_schema_names_topic_partition_offset_both_ids_and_the_way_on()
 
 def test_a_refused_schema_of_an_option_names_the_option():
     given = read_by(NUMBER, known(s9=TEXT))
-    reader = replace(given.readers["value"], schema_id=None, subject=None, version=None)
-    given = replace(given, readers={"value": reader})
+    reader = replace(given.reader_schemas["value"], schema_id=None, subject=None, version=None)
+    given = replace(given, reader_schemas={"value": reader})
     with pytest.raises(SchemaRefused, match=r"read by option 'readerSchema': .*correct 'readerSch"):
         delivered(given, [("x", pa.int64())], framed(9, written_as(TEXT, {"x": "a"})))
 
@@ -466,7 +466,9 @@ def test_a_name_that_the_readers_schema_lacks_is_refused_with_the_names_that_it_
 
 def test_a_message_of_another_name_is_malformed_by_its_name_in_protobuf_too():
     given = registered("protobuf")
-    given = replace(given, readers={"value": replace(given.readers["value"], message="shop.Trip")})
+    given = replace(
+        given, reader_schemas={"value": replace(given.reader_schemas["value"], message="shop.Trip")}
+    )
     other = trip_file()
     other.message_type.add(name="Stop")
     SCHEMAS[18] = RegisteredSchema(

@@ -96,6 +96,7 @@ def test_a_batch_that_cannot_be_read_on_the_driver_is_left_to_its_task(
     driver = SimpleNamespace(
         note_end=lambda each, *_: noted.append(each),
         read_offset=StreamOffset.from_json,
+        pin_schemas=lambda recorded: recorded,
         find_recreated=lambda offset, ranges: (),
     )
     reader._driver = cast(Any, driver)
@@ -136,6 +137,7 @@ def test_a_batch_is_read_while_spark_writes_its_offset(
         planned=planned,
         note_end=lambda each, *_: noted.append(each),
         read_offset=StreamOffset.from_json,
+        pin_schemas=lambda recorded: recorded,
         find_recreated=lambda offset, ranges: (),
     )
     reader._driver = cast(Any, driver)

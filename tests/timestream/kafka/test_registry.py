@@ -19,7 +19,7 @@ from timestream.builders import options as build_options
 
 from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
 from pyspark_timestream.kafka import registry as module
-from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_readers
+from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_reader_schemas
 from pyspark_timestream.kafka.registry import (
     SchemaRegistry,
     read_retry_after,
@@ -197,7 +197,7 @@ def test_a_key_is_read_by_its_own_contexts_schema_beside_a_value_with_the_same_i
         "valueSubject": ":.orders:t-value",
         "keySubject": ":.keys:t-key",
     }
-    fixed = pin_readers(load_schemas(build_options(**given)), {})
+    fixed = pin_reader_schemas(load_schemas(build_options(**given)), {})
     source = pickle.loads(pickle.dumps(fixed)).source
     assert source.fetch_schema(writer, "avro", fixed.key_rules.subject).text == '"string"'
     assert source.fetch_schema(reader, "avro", fixed.value_rules.subject).text == LONG

@@ -384,7 +384,7 @@ def visible(path, name):
     sequence, us = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
     at = index.lookup([name])
     newest = at["last_sequence"], at["original_us"]
-    low, low_us = min_retained(snapshot.settings.retained, *newest, index.min_retained([name]))
+    low, low_us = min_retained(snapshot.settings.retained, *newest, index.floors([name]))
     return sequence[(sequence >= low) & (us >= low_us)].tolist()
 
 

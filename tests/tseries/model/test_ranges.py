@@ -15,7 +15,7 @@ from pyspark_tseries.model.ranges import (
     parse_range,
     point_off,
 )
-from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS
+from pyspark_tseries.model.series_index import FLOOR_DEFAULTS
 
 SPANS = st.integers(0, 10**9).map(lambda ms: ms * 1000)
 RANGES = st.builds(RetainedRange, st.none() | st.integers(1, 10**9), st.none() | SPANS)
@@ -76,7 +76,7 @@ def test_what_is_kept_equals_brute_force_and_is_a_suffix(stamps, retained):
     count = size if retained.limit is None else retained.limit
     span = 10**6 if retained.last_us is None else retained.last_us
     expected = [i >= size - count and us >= stamps[-1] - span for i, us in enumerate(stamps)]
-    floors = {name: np.array([low]) for name, low in MIN_RETAINED_DEFAULTS.items()}
+    floors = {name: np.array([low]) for name, low in FLOOR_DEFAULTS.items()}
     newest = np.array([size - 1]), np.array([stamps[-1]])
     low, low_us = min_retained(retained, *newest, floors)
     inside = ((np.arange(size) >= low) & (np.array(stamps) >= low_us)).tolist()

@@ -97,7 +97,7 @@ def test_partial_index_equals_the_whole_index_for_its_series(
             snapshot.write_head(location, id_, table)
         some, whole = snapshot.load_partial_index(location, id_, names)
     known = index.ids.names() if whole else names
-    for say in (SeriesIndex.lookup, SeriesIndex.min_retained):
+    for say in (SeriesIndex.lookup, SeriesIndex.floors):
         columns = [{key: c.tolist() for key, c in say(h, known).items()} for h in (some, index)]
         assert columns[0] == columns[1]
     assert some.metadata == index.metadata

@@ -97,7 +97,7 @@ def events(location, attempt):
 
 def stands(index):
     names = index.ids.names()
-    floors = {name: column.tolist() for name, column in index.min_retained(names).items()}
+    floors = {name: column.tolist() for name, column in index.floors(names).items()}
     at = {name: column.tolist() for name, column in index.lookup(names).items()} | floors
     return {name: [column[i] for column in at.values()] for i, name in enumerate(names)}
 

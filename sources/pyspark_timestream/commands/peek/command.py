@@ -215,8 +215,8 @@ def _format_head(report: TopicReport) -> list[str]:
         lines.append(f"Their timestamps: {stamps[0]} to {stamps[1]}")
     for detection in report.detections:
         lines.append(f"{detection.side.title()}s: {_format_detection(detection)}")
-        if detection.side in report.readers:
-            lines.append(f"  read by {_format_reader(report.readers[detection.side])}")
+        if detection.side in report.reader_schemas:
+            lines.append(f"  read by {_format_reader(report.reader_schemas[detection.side])}")
     for reason, rows in report.malformed.items():
         lines.append(f"Malformed {reason}, in {rows} of {count} records")
     if report.secrets:
@@ -257,7 +257,7 @@ def _format_reader(reader: ReaderSchema) -> str:
 
 
 def _describe(report: TopicReport, detection: Detection) -> dict[str, Any]:
-    reader = report.readers.get(detection.side)
+    reader = report.reader_schemas.get(detection.side)
     return {
         "format": detection.format,
         "framing": detection.framing,

@@ -64,7 +64,11 @@ from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.keys import read_registry_settings
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, PayloadRules, Side
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.kafka.reader_schemas import load_schemas, pin_readers, with_readers
+from pyspark_timestream.kafka.reader_schemas import (
+    load_schemas,
+    pin_reader_schemas,
+    with_reader_schemas,
+)
 from pyspark_timestream.kafka.registry import SchemaRegistry
 from pyspark_timestream.kafka.schemas import ReaderSchema, is_accepted
 from pyspark_timestream.rules.clocks import PartitionClock
@@ -298,7 +302,9 @@ class ReadingPlan(NamedTuple):
     def with_options(self, raw: Mapping[str, str]) -> "ReadingPlan":
         """Return the plan with other options that read the same payloads."""
         options = load_schemas(read_kafka_options(raw))
-        return self._replace(raw=raw, options=with_readers(options, self.options.readers))
+        return self._replace(
+            raw=raw, options=with_reader_schemas(options, self.options.reader_schemas)
+        )
 
 
 def _drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
@@ -326,7 +332,7 @@ def _plan_reading(
     while True:
         raw = _compose(user_options, detections, format_options)
         try:
-            options = pin_readers(load_schemas(read_kafka_options(raw)), {})
+            options = pin_reader_schemas(load_schemas(read_kafka_options(raw)), {})
             columns = {side: _list_columns(sample, options, side) for side in SIDES}
         except (SchemaRegistryError, SchemaRefused) as error:
             # JSON needs no schema.
@@ -442,7 +448,7 @@ def _list_columns(sample: TopicSample, options: KafkaOptions, side: Side) -> Col
         objects = map(parse_object, _list_bodies(sample, rules))
         columns = list_columns(infer_json([object_ for object_ in objects if object_ is not None]))
     else:
-        columns = list_columns(read_struct(rules.format, options.readers[side]))
+        columns = list_columns(read_struct(rules.format, options.reader_schemas[side]))
     fields = [
         field
         for field in columns.fields
@@ -492,7 +498,7 @@ class TopicReport:
     """
 
     sample: TopicSample
-    readers: Mapping[str, ReaderSchema]
+    reader_schemas: Mapping[str, ReaderSchema]
     options: Mapping[str, str]
     columns: tuple[str, ...]
     candidates: tuple[Candidate, ...]
@@ -565,7 +571,7 @@ def _read_sample(sample: TopicSample, plan: ReadingPlan) -> TopicReport:
     rows, malformed = _read_rows(sample, plan.options, schema)
     return TopicReport(
         sample=sample,
-        readers=plan.options.readers,
+        reader_schemas=plan.options.reader_schemas,
         options=plan.raw,
         columns=tuple(format_columns(schema)) if plan.has_fields else (),
         candidates=candidates,

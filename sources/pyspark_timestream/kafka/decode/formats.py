@@ -131,7 +131,9 @@ def can_read(
     """Return whether the reader's schema can read payloads of a writer's Avro schema."""
     from pyspark_timestream.kafka.decode.avro.by_row import can_read_avro
 
-    return can_read_avro(_create_avro_readers(options.readers[rules.side]), requested, writer)
+    return can_read_avro(
+        _create_avro_readers(options.reader_schemas[rules.side]), requested, writer
+    )
 
 
 def check_fields(options: KafkaOptions, rules: PayloadRules, requested: RequestedFields) -> None:
@@ -139,18 +141,18 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, requested: Requeste
     if rules.format == "avro":
         from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns
 
-        reader = _create_avro_reader(options.readers[rules.side])
+        reader = _create_avro_reader(options.reader_schemas[rules.side])
         check_avro_columns(reader, requested.columns, requested.raw)
     if rules.format == "protobuf":
         from pyspark_timestream.kafka.decode.protobuf.decode import plan_fields
 
-        message = _create_protobuf_reader(options.readers[rules.side])
+        message = _create_protobuf_reader(options.reader_schemas[rules.side])
         plan_fields(message, requested.columns, requested.raw)
 
 
 def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:
     """True if the schema of the values gives the unit of the times in the fields `names`."""
-    reader = options.readers.get(options.value_rules.side)
+    reader = options.reader_schemas.get(options.value_rules.side)
     if options.value_format != "avro" or reader is None:
         return False
     from pyspark_timestream.kafka.decode.avro import schemas
@@ -217,7 +219,7 @@ def _read_avro(
     from pyspark_timestream.kafka.decode.avro.by_row import read_avro
     from pyspark_timestream.kafka.decode.avro.schemas import inline_references
 
-    reader, *newer = _create_avro_readers(options.readers[rules.side])
+    reader, *newer = _create_avro_readers(options.reader_schemas[rules.side])
     if not rules.has_registry:
         # Without ids, only the options can say which schema wrote the payloads.
         writers = {0: rules.schema or reader.text}
@@ -234,7 +236,7 @@ def _read_avro(
         if error.row is None or not rules.has_registry:
             raise
         writer = framed.writers[framed.codes[error.row]]
-        raise _refuse_writer(options.readers[rules.side], rules, writer, error) from None
+        raise _refuse_writer(options.reader_schemas[rules.side], rules, writer, error) from None
 
 
 def _refuse_writer(
@@ -270,7 +272,7 @@ def _show_key(writer: WriterSchema) -> str:
 def _read_protobuf(
     options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
-    reader = options.readers[rules.side]
+    reader = options.reader_schemas[rules.side]
 
     def find_message(writer: WriterSchema) -> str | None:
         if not rules.has_registry:

@@ -16,7 +16,7 @@ from pyspark_timestream.core.instants import (
     FINAL_US,
     HOUR_US,
     MINUTE_US,
-    UNITS_US,
+    ROUNDING_UNITS_US,
     format_duration,
     format_instant,
     parse_duration,
@@ -537,7 +537,7 @@ def _advise_delay(
     if not most_late_us or settings.keys() & set(CTI_SETTINGS) != {"ctiFrequency"}:
         return ""
     delay_us = parse_duration(settings.get("ctiDelay", "0 seconds")) + most_late_us
-    unit_us = next((unit for unit in UNITS_US[1:] if delay_us >= 10 * unit), 1_000)
+    unit_us = next((unit for unit in ROUNDING_UNITS_US[1:] if delay_us >= 10 * unit), 1_000)
     keep = ""
     if not find_policy(settings).flags:
         keep = f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"

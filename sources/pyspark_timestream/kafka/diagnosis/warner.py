@@ -284,9 +284,9 @@ def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition,
         if partition in now.partitions:
             malformed = now.partitions[partition].malformed_payloads
             offset = {
-                Kind.MALFORMED: malformed.event_at,
-                Kind.IMPROBABLE_TIMES: malformed.time_at,
-            }.get(diagnosis.kind, malformed.value_at)
+                Kind.MALFORMED: malformed.malformed_event_at,
+                Kind.IMPROBABLE_TIMES: malformed.early_event_at,
+            }.get(diagnosis.kind, malformed.malformed_payload_at)
             if offset is not None:
                 return partition, offset
     return min(diagnosis.partitions), None

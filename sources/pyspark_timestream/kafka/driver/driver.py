@@ -84,7 +84,7 @@ from pyspark_timestream.kafka.offsets.stream_state import (
 from pyspark_timestream.kafka.offsets.tasks import join_batches
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan
-from pyspark_timestream.kafka.reader_schemas import pin_readers_of
+from pyspark_timestream.kafka.reader_schemas import pin_checked_reader_schemas
 from pyspark_timestream.kafka.schemas import ReaderSchema
 from pyspark_timestream.kafka.task import RangeEnd
 from pyspark_timestream.rules.clocks import has_reached
@@ -205,7 +205,7 @@ class StreamDriver:
         self._first_planned: int | None = None  # The number of this run's first batch.
         self._requests = EndRequests(find_directory())
         self._projection = projection
-        self._has_schemas = False
+        self._are_schemas_pinned = False
         self._warner = Warner(options, projection, create_reader)
         self._commit_thread = ThreadPoolExecutor(1, "timestream-commit")
         self._committing: Future[object] | None = None
@@ -228,13 +228,13 @@ class StreamDriver:
         """Pin the readers' schemas, once per run, and return them for `value` and `key`.
 
         Raises:
-            SchemaRegistryError, SchemaRefused, CheckpointMismatch: as `pin_readers_of`.
+            SchemaRegistryError, SchemaRefused, CheckpointMismatch: as `pin_checked_reader_schemas`.
         """
-        if not self._has_schemas and self._options.has_schemas:
-            self._options = pin_readers_of(self._options, self._projection, recorded)
+        if not self._are_schemas_pinned and self._options.has_schemas:
+            self._options = pin_checked_reader_schemas(self._options, self._projection, recorded)
             self._warner = Warner(self._options, self._projection, self._create_reader)
-            self._has_schemas = True
-        return self._options.readers
+            self._are_schemas_pinned = True
+        return self._options.reader_schemas
 
     # -- the next batch ---------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class StreamDriver:
         if run.change is not None:
             _LOG.warning("from batch %d on %s", planned.number, planned.changes[-1].describe())
         unpinned = _list_unpinned(self._options, planned.stream) | self._change.describe(planned)
-        self.planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
+        self.planned = replace(planned, schemas=self._options.reader_schemas, unpinned=unpinned)
         if self._first_planned is None:
             self._first_planned = planned.number
         return self.planned.to_json()

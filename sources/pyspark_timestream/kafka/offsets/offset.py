@@ -211,15 +211,15 @@ class MalformedPayloads:
 
     Attributes:
         by_reason: (reason, number) in the order of reasons, without zeros.
-        value_at: the offset of a record with a malformed value or key; None without any.
-        event_at: the offset of a malformed event that has a value; None without any.
-        time_at: the offset of an event of early 1970; None without any.
+        malformed_payload_at: the offset of a record with a malformed value or key, or None.
+        malformed_event_at: the offset of a malformed event that has a value, or None.
+        early_event_at: the offset of an event of early 1970, or None.
     """
 
     by_reason: tuple[tuple[str, int], ...] = ()
-    value_at: int | None = None
-    event_at: int | None = None
-    time_at: int | None = None
+    malformed_payload_at: int | None = None
+    malformed_event_at: int | None = None
+    early_event_at: int | None = None
 
     @classmethod
     def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedPayloads":
@@ -242,9 +242,9 @@ class MalformedPayloads:
         """Return the entries that are not empty, for a JSON object, with sorted keys."""
         entries = {
             "malformed": dict(self.by_reason) or None,
-            "malformed_at": self.value_at,
-            "malformed_event_at": self.event_at,
-            "malformed_time_at": self.time_at,
+            "malformed_at": self.malformed_payload_at,
+            "malformed_event_at": self.malformed_event_at,
+            "malformed_time_at": self.early_event_at,
         }
         return _leave_out_none(entries)
 
@@ -256,9 +256,13 @@ class MalformedPayloads:
     def __add__(self, other: "MalformedPayloads") -> "MalformedPayloads":
         return MalformedPayloads(
             self._combine(other, 1),
-            self.value_at if other.value_at is None else other.value_at,
-            self.event_at if other.event_at is None else other.event_at,
-            self.time_at if other.time_at is None else other.time_at,
+            self.malformed_payload_at
+            if other.malformed_payload_at is None
+            else other.malformed_payload_at,
+            self.malformed_event_at
+            if other.malformed_event_at is None
+            else other.malformed_event_at,
+            self.early_event_at if other.early_event_at is None else other.early_event_at,
         )
 
     def __sub__(self, other: "MalformedPayloads") -> "MalformedPayloads":

@@ -360,13 +360,13 @@ class PayloadOptions(ReadingOptions):
     Attributes:
         registry: the registry client's configuration, `schemaRegistry.` stripped; may hold secrets.
         schema_texts: option name -> the schema that `load_schemas` found for it.
-        readers: `value` or `key` -> the reader's schema, once the query has fixed it.
+        reader_schemas: `value` or `key` -> the reader's schema, once the query has fixed it.
         source: returns the schemas that payloads were written with; None without a registry.
     """
 
     registry: Mapping[str, str] = field(default_factory=dict, repr=False)
     schema_texts: Mapping[str, str] = field(default_factory=dict, repr=False)
-    readers: Mapping[str, ReaderSchema] = field(default_factory=dict, repr=False)
+    reader_schemas: Mapping[str, ReaderSchema] = field(default_factory=dict, repr=False)
     source: SchemaSource | None = field(default=None, repr=False)
     value_format: str = option(
         "valueFormat",

@@ -339,7 +339,7 @@ def test_a_subject_in_a_context_is_asked_for_with_its_ids(registry):
     found = look(framed(number, as_avro(BEGAN_MS)), given=given)
     assert found.options["valueSubject"] == ":.staging:topic-value"
     assert found.options["valueFormat"] == "avro"
-    assert found.readers["value"].subject == ":.staging:topic-value"
+    assert found.reader_schemas["value"].subject == ":.staging:topic-value"
     assert found.notes == ()
 
 

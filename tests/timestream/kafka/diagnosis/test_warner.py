@@ -150,7 +150,7 @@ def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
     records = Records(
         *[good] * 50, {"at": "2026-11-26T12:00:00Z[UTC]", "price": "x"}, *[good] * 450
     )
-    noted = MalformedPayloads((("type", 1),), value_at=50, event_at=50)
+    noted = MalformedPayloads((("type", 1),), malformed_payload_at=50, malformed_event_at=50)
     now = stands(501, clock=PartitionClock(events=501, malformed=1), malformed_payloads=noted)
     warnings = warner(records).update(offset(501), now, {at(0): 501}, 0)
     event, value = recall_warnings(warnings)
@@ -163,7 +163,7 @@ def test_an_event_in_another_unit_is_the_example_with_the_unit_that_fits_it():
     right, wrong = {"at": 1_704_110_400_000, "price": 1.5}, {"at": 1_704_110_400, "price": 1.5}
     records = Records(*[right] * 30, wrong, *[right] * 300)
     clues = Clues(early=1, old=1)
-    noted = MalformedPayloads(time_at=30)
+    noted = MalformedPayloads(early_event_at=30)
     now = stands(331, clock=PartitionClock(events=331, clues=clues), malformed_payloads=noted)
     (diagnosis,) = recall_warnings(warner(records).update(offset(331), now, {at(0): 331}, 0))
     assert diagnosis.kind is Kind.IMPROBABLE_TIMES

@@ -113,8 +113,15 @@ def test_counts_of_a_stream_are_those_of_its_records_in_any_split_and_replay(rea
             malformed_payloads=ended.malformed_payloads[at(0)],
         )
     expected = Counter(reason for reason in reasons if reason)
-    found = replace(partition_offset.malformed_payloads, value_at=None, event_at=None, time_at=None)
+    found = replace(
+        partition_offset.malformed_payloads,
+        malformed_payload_at=None,
+        malformed_event_at=None,
+        early_event_at=None,
+    )
     assert found == MalformedPayloads.from_reasons(expected)
     # The example is the last such record.
     wrong = [place for place, reason in enumerate(reasons) if reason]
-    assert partition_offset.malformed_payloads.value_at == (wrong[-1] if wrong else None)
+    assert partition_offset.malformed_payloads.malformed_payload_at == (
+        wrong[-1] if wrong else None
+    )
