@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from documents import ROOT, read, section, table
 from generate import CONNECTORS
-from timestream.builders import PASSING, at, block, options, projection, report_progress
+from timestream.builders import PASSING, at, block, leave_out, options, projection, report_progress
 
 from pyspark_timestream.commands.explanation import SHOWN_COUNTERS
 from pyspark_timestream.commands.metrics import COUNTER_METRICS
@@ -205,7 +205,7 @@ def test_late_events_that_an_action_moves_are_not_lost(action: Action) -> None:
 
 
 OF_TASKS = {"valueFormat": "json", "startTime": "field:at"}, (b'{"at": 1}', b"no JSON")
-"""Options and values of which a task counts something for each field of `MalformedPayloads`."""
+"""Options and values of which `_count_malformed` counts something for each field."""
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(MalformedPayloads)])
@@ -214,9 +214,11 @@ def test_what_tasks_count_of_values_is_counted_and_reaches_the_offset(name: str)
     plan = TaskPlan((TaskRange(OffsetRange(at(0), 0, len(values)), PartitionClock()),))
     ended: dict[Partition, RangeEnd] = {}
     wanted = projection(given, ("n", pa.int64()))
-    list(run_task(given, wanted, plan, lambda *_: [block(*values)], ended.__setitem__))
+    read = lambda _, needs: [leave_out(block(*values), needs)]  # noqa: E731
+    list(run_task(given, wanted, plan, read, ended.__setitem__))
     noted = ended[at(0)].malformed_payloads
-    assert getattr(noted, name) != getattr(NO_MALFORMED_PAYLOADS, name), "OF_TASKS has no example"
+    is_counted = getattr(noted, name) != getattr(NO_MALFORMED_PAYLOADS, name)
+    assert is_counted, "by `_count_malformed` of no value of OF_TASKS, or `+` loses it"
     assert MalformedPayloads.from_json(noted.to_json()) == noted
     assert noted + NO_MALFORMED_PAYLOADS == noted == NO_MALFORMED_PAYLOADS + noted
     assert noted + noted - noted == noted

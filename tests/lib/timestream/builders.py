@@ -83,6 +83,21 @@ def block(*values, first=0, timestamps_ms=None, headers=None, keys=None):
     )
 
 
+COLUMN_SETS = {
+    "timestamps": ("timestamps_ms", "timestamp_types"),
+    "keys": ("keys",),
+    "values": ("values",),
+    "headers": ("headers",),
+}
+"""What a task may need -> the columns of a block."""
+
+
+def leave_out(records, needs):
+    """A block as a reader makes it: without what the task does not need."""
+    left_out = [name for name in COLUMN_SETS if not getattr(needs, name)]
+    return records._replace(**{each: None for name in left_out for each in COLUMN_SETS[name]})
+
+
 def micros(column):
     """Instants of a timestamp column as integers, null as None."""
     return column.cast(pa.int64()).to_pylist()

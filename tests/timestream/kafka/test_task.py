@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from timestream.builders import INSTANT, PASSING, at, block, micros, options, projection
+from timestream.builders import INSTANT, PASSING, at, block, leave_out, micros, options, projection
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.core.policies import POLICIES
@@ -18,13 +18,6 @@ from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
 from pyspark_timestream.kafka.task import compute_end_clock, run_task
 from pyspark_timestream.rules.clocks import PartitionClock
 
-COLUMN_SETS = {
-    "timestamps": ("timestamps_ms", "timestamp_types"),
-    "keys": ("keys",),
-    "values": ("values",),
-    "headers": ("headers",),
-}
-"""What a task may need -> the columns of a block."""
 NUMBER = [("offset", pa.int64()), ("n", pa.int64())]
 CTI = ("cti", INSTANT)
 FLAG = ("violation", pa.string())
@@ -43,10 +36,7 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
             some = values[first : first + size]
             if some:
                 stamps = more.get("timestamps_ms", [0] * len(values))[first : first + size]
-                made = block(*some, first=first, timestamps_ms=stamps)
-                # A reader leaves out what a task does not need.
-                left_out = [name for name in COLUMN_SETS if not getattr(needs, name)]
-                yield made._replace(**{each: None for n in left_out for each in COLUMN_SETS[n]})
+                yield leave_out(block(*some, first=first, timestamps_ms=stamps), needs)
             first += size
 
     plan = plan or TaskPlan((partition_offset,))
