@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from writing import Mark, TopicJob, passed_on
 
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun
+from pyspark_timestream.kafka.writer.stream_writer import MarkWriter, QueryRun
 from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 
 pytestmark = pytest.mark.timeout(900)
@@ -48,7 +48,7 @@ class Markers:
     def _mark(self, number: int) -> None:
         client = {"bootstrap.servers": self.broker.bootstrap}
         options = KafkaWriteOptions(self.target, f"w{number}", client=client)
-        commits = BatchCommits()
+        commits = MarkWriter()
         while not self.ended.is_set():
             batch = self.written[number]
             try:

@@ -11,7 +11,7 @@ from pyspark_timestream import DeliveryFailed, OptionError, ReplayDiffers
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.kafka.writer.ledger import LedgerEntry, Owner
 from pyspark_timestream.kafka.writer.rows import TaskRows
-from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun, _write
+from pyspark_timestream.kafka.writer.stream_writer import MarkWriter, QueryRun, _write
 from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
 
@@ -130,7 +130,7 @@ def test_batches_that_other_processes_of_the_driver_commit_have_each_mark_once(
     options, broker: Broker
 ) -> None:
     """Spark's driver commits in a pool of processes, and each keeps its producer."""
-    run, processes = QueryRun("q", "run"), [BatchCommits() for _ in range(3)]
+    run, processes = QueryRun("q", "run"), [MarkWriter() for _ in range(3)]
     # In batch 3 a process opens its producer for a mark that is not greater.
     times = [10, 20, 30, 30, 40, 35, 50, 60]
     for batch, (process, second) in enumerate(zip([0, 1, 0, 2, 0, 1, 1, 2], times, strict=True)):
@@ -142,7 +142,7 @@ def test_batches_that_other_processes_of_the_driver_commit_have_each_mark_once(
 
 
 def test_another_query_under_the_same_writer_is_told(options, broker: Broker) -> None:
-    ours, theirs = BatchCommits(), BatchCommits()
+    ours, theirs = MarkWriter(), MarkWriter()
     ours.write_mark(options, QueryRun("q", "run"), 0, 10**6)
     theirs.write_mark(options, QueryRun("p", "run"), 0, 2 * 10**6)
     with pytest.raises(DeliveryFailed, match="no other query uses the same 'writer'"):
@@ -157,7 +157,7 @@ def test_a_task_that_has_no_rows_any_more_is_found_in_the_first_batch_of_a_run(o
     task.begin()
     task.send([{"value": b"row"}], 3)
     task.commit(*LedgerEntry(4, rows=1).encode())
-    commits, run = BatchCommits(), QueryRun("q", "run")
+    commits, run = MarkWriter(), QueryRun("q", "run")
     with pytest.raises(ReplayDiffers, match="written rows in task 5, which has none now"):
         commits.check_tasks(options, run, 4, range(4))
     with pytest.raises(ReplayDiffers, match=r"batch 3 .* batch 4 .*\(task 5\)"):

@@ -88,18 +88,18 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns that apply without a user schema; reads every option."""
-        table = read_definition(self.options, _VIEW)
-        if table is not None:
+        table_options = read_definition(self.options, _VIEW)
+        if table_options is not None:
             # A stream has no path; Spark gives a table one.
-            options = {name: text for name, text in table.items() if name != "path"}
+            options = {name: text for name, text in table_options.items() if name != "path"}
             return keep_options(DefaultSource(options).schema(), options, self.name())
         return self._transport().schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of one streaming query."""
         try:
-            table = restore_options(self.options, schema, self.name())
-            source = self if table is None else DefaultSource(table)
+            table_options = restore_options(self.options, schema, self.name())
+            source = self if table_options is None else DefaultSource(table_options)
             reader = source._transport().stream_reader(drop_options(schema))
         except (OptionError, SchemaRefused) as error:
             return RefusedReader(error)
@@ -109,9 +109,9 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch query, if the transport supports it."""
-        table = restore_options(self.options, schema, self.name())
-        if table is not None:
-            return DefaultSource(table)._transport().reader(drop_options(schema))
+        table_options = restore_options(self.options, schema, self.name())
+        if table_options is not None:
+            return DefaultSource(table_options)._transport().reader(drop_options(schema))
         if not self.options:
             raise OptionError(
                 "transport",

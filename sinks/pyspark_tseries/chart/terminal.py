@@ -189,18 +189,18 @@ class _Canvas:
             goes_on = point + 1 < len(xs) and not is_first[point + 1]
             next_x, next_y = (xs[point + 1], ys[point + 1]) if goes_on else (x, y)
             if ends is None:
-                self._join(x, y, next_x, next_y, line.position)
+                self._draw_line(x, y, next_x, next_y, line.position)
             else:  # A step: the value holds to the next one, or to the end of its bucket.
                 stop = next_x if goes_on else ends[point]
-                self._join(x, y, stop, y, line.position)
-                self._join(stop, y, stop, next_y, line.position)
+                self._draw_line(x, y, stop, y, line.position)
+                self._draw_line(stop, y, stop, next_y, line.position)
         mark = _choose_mark(self._style)
         for y, x in zip(to_rows(line.edited.values), to_columns(line.edited.us), strict=True):
             cell = y // self._down, x // self._across
             self._marks[cell] = mark
             self._positions[cell] = line.position
 
-    def _join(self, x: int, y: int, to_x: int, to_y: int, position: int) -> None:
+    def _draw_line(self, x: int, y: int, to_x: int, to_y: int, position: int) -> None:
         steps = max(abs(to_x - x), abs(to_y - y))
         xs = np.rint(np.linspace(x, to_x, steps + 1)).astype(int)
         ys = np.rint(np.linspace(y, to_y, steps + 1)).astype(int)

@@ -126,7 +126,7 @@ def render_facts(facts: StoreFacts) -> str:
         '<header><h2>Store</h2><p class="status ok" data-say="readable"><b>readable</b>: '
         f"{last_commit}{cti}</p></header>"
         f'<ul class="counts" aria-label="what the store has">{counts}</ul>'
-        f"<p>Keeps <b>{retained}</b>. Columns: {to_html(_cut(columns))}</p>"
+        f"<p>Keeps <b>{retained}</b>. Columns: {to_html(_cut_cell(columns))}</p>"
         f"{draw_commits(facts.commits)}{_render_plan(facts.plan, description)}"
     )
 
@@ -227,7 +227,7 @@ def render_list(listed: SeriesList, request: PageRequest, zone: str | None) -> s
 
 def _render_series(row: Cells, i: int, request: PageRequest, zone: str | None) -> str:
     name = row["series"].as_py()
-    label = to_html(_cut(name)) or "<i>(no name)</i>"
+    label = to_html(_cut_cell(name)) or "<i>(no name)</i>"
     if len(name) <= MAX_NAME:
         address = request.link(series=name, event=None, column="")
         is_chosen = name == request.series
@@ -258,7 +258,7 @@ def render_drawn(
 ) -> str:
     """Return the section of one series: its picture, edits and newest events."""
     name = str(request.series)
-    head = _head(to_html(_cut(name)) or "<i>(no name)</i>")
+    head = _head(to_html(_cut_cell(name)) or "<i>(no name)</i>")
     if drawn.known is None:
         return f"{head}<p>It has no events.</p>"
     facts = [f"{format_count(drawn.known['events'].as_py() or 0, 'event')} ever"]
@@ -295,7 +295,7 @@ def _render_choices(drawn: SeriesView, request: PageRequest) -> str:
     if len(drawn.columns) > 1:
         columns = [_link(request.link(column=""), "first four", "column", is_on=not request.column)]
         columns += [
-            _link(request.link(column=column), to_html(_cut(column)), f"column{number}",
+            _link(request.link(column=column), to_html(_cut_cell(column)), f"column{number}",
                 is_on=request.column == column)
             for number, column in enumerate(drawn.columns)
         ]  # fmt: skip
@@ -322,7 +322,7 @@ def _render_edits(
             [
                 audit,
                 to_html(_describe_change(edit, replaced, values, zone)),
-                to_html(_cut(format_cell(edit["author"], zone))),
+                to_html(_cut_cell(format_cell(edit["author"], zone))),
                 to_html(format_cell(edit["edit_timestamp"], zone)),
                 to_html(format_cell(edit["original_timestamp"], zone)),
             ]
@@ -339,11 +339,11 @@ def _describe_change(
     for field in values:
         new = edit[field.name]
         if replaced is None:
-            changes.append(f"{field.name} {_show(new, zone)}")
+            changes.append(f"{field.name} {_show_cell(new, zone)}")
         elif _exactly(new, zone) != _exactly(old := replaced[field.name], zone):
-            texts = _show(old, zone), _show(new, zone)
+            texts = _show_cell(old, zone), _show_cell(new, zone)
             if texts[0] == texts[1]:  # They differ in digits that are not shown elsewhere.
-                texts = _cut(_exactly(old, zone)), _cut(_exactly(new, zone))
+                texts = _cut_cell(_exactly(old, zone)), _cut_cell(_exactly(new, zone))
             changes.append(f"{field.name} {texts[0]} \N{RIGHTWARDS ARROW} {texts[1]}")
     return ", ".join(changes) or "the same values"
 
@@ -367,8 +367,8 @@ def _render_events(
             [
                 _link(link(sequence), f"{sequence:,}", f"event{sequence}", show="event") + mark,
                 to_html(format_cell(cells["timestamp"], zone)),
-                *(to_html(_show(cells[field.name], zone)) for field in values),
-                to_html(_cut(format_cell(cells["author"], zone))),
+                *(to_html(_show_cell(cells[field.name], zone)) for field in values),
+                to_html(_cut_cell(format_cell(cells["author"], zone))),
             ]
         )
     head = ("event", "time", *map(label_column, values), "author")
@@ -377,7 +377,7 @@ def _render_events(
 
 def _scroll(head: Sequence[str], rows: Sequence[Sequence[str]], key: str) -> str:
     """Return a table that scrolls if it is too wide; its cells are HTML."""
-    columns = "".join(f'<th scope="col">{to_html(_cut(name))}</th>' for name in head)
+    columns = "".join(f'<th scope="col">{to_html(_cut_cell(name))}</th>' for name in head)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{key}" data-key="{key}">'
@@ -404,12 +404,12 @@ def render_event(
             [
                 to_html(f"{cells['sequence'].as_py():,}"),
                 "edit" if cells["original_sequence"].is_valid else "original",
-                to_html(_cut(format_cell(cells["author"], zone))),
+                to_html(_cut_cell(format_cell(cells["author"], zone))),
                 to_html(format_cell(cells["timestamp"], zone)),
-                *(to_html(_show(cells[field.name], zone)) for field in values),
+                *(to_html(_show_cell(cells[field.name], zone)) for field in values),
                 to_html(f"{cells['commit'].as_py():,}"),
                 to_html(format_cell(cells["commit_time"], zone)),
-                to_html(_cut(_describe_erasure(cells, zone))),
+                to_html(_cut_cell(_describe_erasure(cells, zone))),
             ]
         )
     head = ["sequence", "what", "who", "time", *map(label_column, values), "commit", "stored"]
@@ -419,7 +419,7 @@ def render_event(
         rows = [texts[:-1] for texts in rows]
     close = _link(request.link(event=None), "close", "close", show="drawn")
     return (
-        f"{_head(f'Event {request.event:,} of {to_html(_cut(str(request.series)))}')}"
+        f"{_head(f'Event {request.event:,} of {to_html(_cut_cell(str(request.series)))}')}"
         f"{_scroll(head, rows, 'versions')}<p>{close}</p>"
     )
 
@@ -429,14 +429,14 @@ def _describe_erasure(cells: Cells, zone: str | None) -> str:
     if not (cells["erased_by"].is_valid or cells["erased_at"].is_valid):
         return ""
     by, at = (format_cell(cells[name], zone) for name in ("erased_by", "erased_at"))
-    return f"by {by}, {at}: {_show(cells['erased_because'], zone)}"
+    return f"by {by}, {at}: {_show_cell(cells['erased_because'], zone)}"
 
 
-def _show(cell: pa.Scalar, zone: str | None) -> str:
-    return _cut(format_briefly(cell, zone)) if cell.is_valid else "\N{EN DASH}"
+def _show_cell(cell: pa.Scalar, zone: str | None) -> str:
+    return _cut_cell(format_briefly(cell, zone)) if cell.is_valid else "\N{EN DASH}"
 
 
-def _cut(text: str) -> str:
+def _cut_cell(text: str) -> str:
     return cut_text(text, _MAX_CELL)
 
 

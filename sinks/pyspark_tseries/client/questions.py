@@ -222,7 +222,7 @@ class BucketResult(TableResult):
     query: BucketQuery
 
     def __eq__(self, other: object) -> bool:
-        """Return True if columns and rows are equal; a NaN equals a NaN."""
+        """Return whether columns and rows are equal; a NaN equals a NaN."""
         if not isinstance(other, BucketResult):
             return NotImplemented
         same = self.table.schema == other.table.schema

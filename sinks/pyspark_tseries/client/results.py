@@ -415,7 +415,7 @@ class Event:
     series: str | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Return True if all is equal; a NaN equals a NaN, as the same value of the same event."""
+        """Return whether all is equal; a NaN equals a NaN, as the same value of the same event."""
         if not isinstance(other, Event):
             return NotImplemented
         same = self._key() == other._key() and self.edit_timestamp == other.edit_timestamp
@@ -616,7 +616,7 @@ class QueryResult(TableResult):
         return QueryResult(events.take(pa.array(newest_rows)), len(newest_rows))
 
     def __eq__(self, other: object) -> bool:
-        """Return True if kind, columns, events and counts are equal; a NaN equals a NaN."""
+        """Return whether kind, columns, events and counts are equal; a NaN equals a NaN."""
         if not isinstance(other, QueryResult):
             return NotImplemented
         counts = (self.kind, self.selected_count) == (other.kind, other.selected_count)

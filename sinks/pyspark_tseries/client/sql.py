@@ -548,7 +548,7 @@ class _CommitViews:
     def _select_columns(self, schema: pa.Schema, stored: Mapping[str, str]) -> str:
         """Return the columns of `schema`, converted from the `stored` types to the store's."""
         return ", ".join(
-            f"{_convert(name, stored.get(name.lower()), self._types[name])} AS {_quote(name)}"
+            f"{_convert(name, stored.get(name.lower()), self._types[name])} AS {_quote_name(name)}"
             for name in schema.names
         )
 
@@ -561,15 +561,15 @@ def _convert(name: str, stored: str | None, needed: str) -> str:
     if stored is None:
         return f"CAST(NULL AS {needed})"
     if stored in ("", needed):
-        return _quote(name)
+        return _quote_name(name)
     sql_types = stored, needed
     if all(sql_type.startswith("TIMESTAMP") for sql_type in sql_types):
         zoned = [sql_type == "TIMESTAMP WITH TIME ZONE" for sql_type in sql_types]
         if zoned == [False, True]:
-            return f"(CAST({_quote(name)} AS TIMESTAMP) AT TIME ZONE 'UTC')"
+            return f"(CAST({_quote_name(name)} AS TIMESTAMP) AT TIME ZONE 'UTC')"
         if zoned == [True, False]:
-            return f"({_quote(name)} AT TIME ZONE 'UTC')"
-    return f"CAST({_quote(name)} AS {needed})"
+            return f"({_quote_name(name)} AT TIME ZONE 'UTC')"
+    return f"CAST({_quote_name(name)} AS {needed})"
 
 
 def _open_dataset(snapshot: Snapshot, files: Sequence[DataFile]) -> Any:
@@ -685,7 +685,7 @@ def _parquet(paths: Iterable[str]) -> str:
     return f"read_parquet([{names}], hive_partitioning = false)"
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 

@@ -803,7 +803,7 @@ class TimeSeries(Questions):
 
         return self._store.retry(
             attempt,
-            self._store.retrying.commits,
+            self._store.retrying.commit_attempts,
             "the event is not stored",
             next_step="append it again, or let fewer writers change this series",
             races=(),  # `add` has tried those of its commit again.

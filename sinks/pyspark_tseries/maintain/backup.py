@@ -79,7 +79,7 @@ def backup(path: str | Location, target: str | Location) -> BackupResult:
         with _claimed(to):
             return store.retry(
                 lambda: _copy_moment(source, to, copied),
-                store.retrying.rewrites,
+                store.retrying.rewrite_attempts,
                 f"what was copied to '{to.root}' is not a store",
                 rivals="files were removed before they could be copied,",
                 next_step="remove that directory, and copy to a faster one",

@@ -211,7 +211,7 @@ def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> Compact
 
     return store.retry(
         attempt,
-        store.retrying.rewrites,
+        store.retrying.rewrite_attempts,
         rivals="other compactions, or acts of erasing, were first",
         next_step="leave it to them, or try again later",
     )

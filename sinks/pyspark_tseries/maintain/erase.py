@@ -175,7 +175,7 @@ def _list_staged(location: Location, before_us: int) -> list[str]:
 
 
 def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
-    """Return True if a data file has an event of `keys` with its values, or cannot be read."""
+    """Return whether a data file has an event of `keys` with its values, or cannot be read."""
     try:
         with location.read(path) as source:
             file = pq.ParquetFile(source)
@@ -303,7 +303,7 @@ def erase(
     except _AllErased:
         return None
     except StoreBusy as error:
-        raise store.busy_error(store.retrying.commits, "nothing was erased") from error
+        raise store.busy_error(store.retrying.commit_attempts, "nothing was erased") from error
     finally:
         batch.discard_unused()
     assert commit is not None

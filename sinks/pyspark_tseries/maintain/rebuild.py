@@ -216,7 +216,7 @@ def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: in
             return True
 
     try:
-        if not store.retry(attempt, store.retrying.commits):
+        if not store.retry(attempt, store.retrying.commit_attempts):
             raise StoreBusy(
                 f"store '{store.root}': a compaction was first; nothing was changed",
                 next_step="try again",

@@ -222,7 +222,7 @@ def _list_files_at_base(log: _KnownLog) -> set[str]:
 
 
 def _has_replaced_files(log: _KnownLog) -> bool:
-    """Return True if a compaction has written files that no whole entry adds."""
+    """Return whether a compaction has written files that no whole entry adds."""
     named_paths = {
         path for entry in log.entries.values() for path in entry.added
     } | _list_files_at_base(log)
@@ -340,7 +340,7 @@ def _list_files(log: _KnownLog, version: int, number: int) -> list[tuple[int, Fi
 
 
 def _fits(log: _KnownLog, entries: Sequence[RebuiltEntry], last_version: int) -> bool:
-    """Return True if the log up to `last_version`, with `entries`, has every event once."""
+    """Return whether the log up to `last_version`, with `entries`, has every event once."""
     try:
         with _copy_log(log, entries, last_version) as copy:
             return not _has_faults(log.location, DeltaTable(pathlib.Path(copy).as_uri()))

@@ -182,7 +182,7 @@ def rollup(
 
     return target.retry(
         attempt,
-        target.retrying.commits,
+        target.retrying.commit_attempts,
         "the rollup has what they wrote",
         races=(_RollupChanged, ReplayDiffers),
     )

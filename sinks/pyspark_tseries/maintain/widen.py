@@ -122,14 +122,14 @@ class _Widening(Revision):
         """Refuse wrong columns before any file is copied; let the table have the types."""
         if self._owner is not None:
             require_owner(self._store, self._owner, _TO_DO)
-        self._resolve(self._store.snapshot())
+        self._resolve_types(self._store.snapshot())
         if any(_has_local_times(field.type) for field in self._columns):
             allow_local_times(self._store)
 
     def copy_files(self) -> None:
         """Copy files until few are left; files of new commits come in the next round."""
         snapshot = self._store.snapshot()
-        self._resolve(snapshot)
+        self._resolve_types(snapshot)
         narrow = self._list_narrow(snapshot)
         self._copies = self._adopt_copies(snapshot, narrow)
         before = math.inf
@@ -143,7 +143,7 @@ class _Widening(Revision):
             for file in due:
                 self._copy(snapshot, file)
             snapshot = self._store.snapshot()
-            self._resolve(snapshot)
+            self._resolve_types(snapshot)
             narrow = self._list_narrow(snapshot)
             # Leave the copies of files that have left the store to maintenance: another call may
             # have put them in their place.
@@ -154,7 +154,7 @@ class _Widening(Revision):
         """Copy the last files and name all; raise _NothingToWiden if nothing has to change."""
         if self._owner is not None:
             AccessCheck(context.settings.policy, self._owner).require("own", _TO_DO)
-        self._resolve(snapshot)
+        self._resolve_types(snapshot)
         narrow = self._list_narrow(snapshot)
         if self._values == snapshot.values and not narrow:
             raise _NothingToWiden
@@ -174,7 +174,7 @@ class _Widening(Revision):
             columns=self._types,
         )
 
-    def _resolve(self, snapshot: Snapshot) -> None:
+    def _resolve_types(self, snapshot: Snapshot) -> None:
         """Give the value columns their new types; raise IncompatibleValue as 35.4 says."""
         fields_by_name = {field.name.lower(): field for field in snapshot.values}
         for field in self._columns:

@@ -447,7 +447,9 @@ class RollupSettings:
         """Return the settings for people, by their names."""
         buckets = self.buckets
         months = "1 month" if buckets.months == 1 else f"{buckets.months} months"
-        aggregates = [f"{aggregate.name} = {_describe(aggregate)}" for aggregate in self.aggregates]
+        aggregates = [
+            f"{aggregate.name} = {_describe_aggregate(aggregate)}" for aggregate in self.aggregates
+        ]
         return {
             "every": format_duration(buckets.us) if buckets.us else months,
             "timezone": buckets.zone or "UTC",
@@ -456,7 +458,7 @@ class RollupSettings:
         }
 
 
-def _describe(aggregate: Aggregate) -> str:
+def _describe_aggregate(aggregate: Aggregate) -> str:
     function = aggregate.function if aggregate.quantile is None else f"{aggregate.quantile:g}"
     return f"{aggregate.column} {function}"
 

@@ -44,9 +44,9 @@ from pyspark_tseries.model.downsampling import (
 )
 from pyspark_tseries.model.ranges import Query, Range
 from pyspark_tseries.read.scan import (
-    Ranges,
     Scan,
     Scope,
+    ShownRanges,
     run_query,
     sample_series,
     sort_by_sequence,
@@ -108,7 +108,7 @@ def _number_as_originals(rows: pa.Table) -> pa.Table:
 
 def _fold_plain(scan: Scan, folding: Folding, merger: Merger) -> None:
     """Fold the originals of a plain query as they are read, then the edits in force."""
-    ranges = Ranges(scan)
+    ranges = ShownRanges(scan)
     edited = _LatestEdits(_read_edits(scan, ranges, folding.columns))
     is_sorted = not any(file.is_foreign for file in scan.originals)
     # The rows of small files come together, each file's in its order.
@@ -165,7 +165,7 @@ class _LatestEdits:
         return self._edits.filter(pa.array(self._is_there))
 
 
-def _read_edits(scan: Scan, ranges: Ranges, columns: Sequence[str]) -> pa.Table:
+def _read_edits(scan: Scan, ranges: ShownRanges, columns: Sequence[str]) -> pa.Table:
     """Return the latest edit of each original in the ranges, numbered as it and sorted by it."""
     of_original = ["original_sequence", "original_timestamp"]
     edits = scan.read_edits(list(dict.fromkeys([*columns, "sequence", *of_original])))

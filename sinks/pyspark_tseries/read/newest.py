@@ -62,11 +62,11 @@ KEYS: Final = ("series", "sequence", "timestamp", "original_sequence")
 """Rows always have these columns, besides those of the question."""
 
 
-def asked_count(query: Query) -> int | None:
+def find_newest_count(query: Query) -> int | None:
     """Return how many newest originals of each series `query` asks for; None if it asks for others.
 
     >>> from pyspark_tseries.model.ranges import Point
-    >>> asked_count(Query(view=Range(Point("last_count", 3)))), asked_count(Query())
+    >>> find_newest_count(Query(view=Range(Point("last_count", 3)))), find_newest_count(Query())
     (3, None)
     """
     anchor = query.view.anchor

@@ -154,9 +154,9 @@ def run_query(
     scan = Scan(scope, plain or query, sequences)
     if plain is not None and not scan.edits:
         # Nothing replaces an original, and each is tested by itself: `select` has nothing to do.
-        ranges = Ranges(scan)
+        ranges = ShownRanges(scan)
         rows = sort_by_sequence(ranges.filter(scan.read(stored_columns(names))))
-        return Answer(_show(rows, names, query), rows.num_rows)
+        return Answer(_show_rows(rows, names, query), rows.num_rows)
     erasure = [ERASURE_FIELD.name] if snapshot.has_erasures else []
     rows = scan.read([*stored_columns(names), *erasure])
     if may_hide(scope.retained, index):
@@ -174,10 +174,10 @@ def run_query(
     selection = select(events, query)
     needed = [name for name in rows.column_names if name in names or name in SHOWN_FROM]
     chosen = _take_rows(rows.select(needed), order[selection.rows])
-    return Answer(_show(chosen, names, query), selection.selected)
+    return Answer(_show_rows(chosen, names, query), selection.selected)
 
 
-def _show(rows: pa.Table, names: Sequence[str], query: Query) -> pa.Table:
+def _show_rows(rows: pa.Table, names: Sequence[str], query: Query) -> pa.Table:
     result = show_columns(rows, names, at_originals=query.kind == "values")
     if "series" not in names:
         return result
@@ -385,7 +385,7 @@ def encode_series(schema: pa.Schema) -> pa.Schema:
     return schema if column_index < 0 else schema.set(column_index, names)
 
 
-class Ranges:
+class ShownRanges:
     """The sequences and times of the originals that a plain query shows of each series."""
 
     def __init__(self, scan: Scan) -> None:
@@ -506,7 +506,7 @@ def stream_query(
     for scan_part in _plan_parts(scope, query, budget):
         part_query, part_names = query, None if scope.names is None else scan_part.names
         if scan_part.sequences != ALL_SEQUENCES:
-            view = _pin_view(query, scope.index, scan_part.names[0])
+            view = _pin_view_of_series(query, scope.index, scan_part.names[0])
             assert view is not None
             part_query, part_names = dataclasses.replace(query, view=view), scan_part.names
         answer = run_query(
@@ -549,10 +549,10 @@ def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPa
     pending_rows = 0.0
     for position, name in enumerate(chosen):
         if pending_rows and pending_rows + estimates[position] > budget.rows:
-            yield _join(chosen, begin, position)
+            yield _make_scan_part(chosen, begin, position)
             begin, pending_rows = position, 0.0
         pending_rows += float(estimates[position])
-        if pending_rows > budget.rows and _pin_view(query, index, name) is not None:
+        if pending_rows > budget.rows and _pin_view_of_series(query, index, name) is not None:
             first, last = int(low[position]), int(high[position])
             while first <= last:
                 step = max(1, int(budget.rows * sequences[position] / estimates[position]))
@@ -560,10 +560,10 @@ def _plan_parts(scope: Scope, query: Query, budget: _Budget) -> Iterator[_ScanPa
                 first += step
             begin, pending_rows = position + 1, 0.0
     if begin < len(chosen):
-        yield _join(chosen, begin, len(chosen))
+        yield _make_scan_part(chosen, begin, len(chosen))
 
 
-def _join(chosen: Sequence[str], begin: int, end: int) -> _ScanPart:
+def _make_scan_part(chosen: Sequence[str], begin: int, end: int) -> _ScanPart:
     """Return the part of the whole series from `begin` to `end`, exclusive."""
     beyond = (chosen[end], 0) if end < len(chosen) else None
     return _ScanPart(list(chosen[begin:end]), KeyRange((chosen[begin], 0), beyond))
@@ -581,7 +581,7 @@ def _compute_sequence_ends(scan: Scan, names: list[str]) -> tuple[Int64Array, In
     )
 
 
-def _pin_view(query: Query, index: SeriesIndex, name: str) -> Range | None:
+def _pin_view_of_series(query: Query, index: SeriesIndex, name: str) -> Range | None:
     """Return the view range with fixed ends of one kind; None if its ends depend on other rows."""
     if query.kind != "values" or query.limit != NO_LIMIT or not is_absolute(query.edits):
         return None

@@ -164,7 +164,7 @@ def _compute_sequence_bounds(
     anchor = _compute_point_sequences(view.anchor, last_sequence, edits)
     word, _, unit = view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _join(anchor, _compute_point_sequences(view.span, last_sequence, edits))
+        return _join_ends(anchor, _compute_point_sequences(view.span, last_sequence, edits))
     if unit == "us" or view.anchor.kind not in ("sequence", "last_count"):
         return None, None  # Which sequences are inside depends on the times of events.
     reach = view.span.value + edits
@@ -200,7 +200,7 @@ def _compute_time_bounds(query: Query, newest_us: Int64Array) -> LowHigh:
     anchor = _compute_point_times(query.view.anchor, newest_us)
     word, _, unit = query.view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _join(anchor, _compute_point_times(query.view.span, newest_us))
+        return _join_ends(anchor, _compute_point_times(query.view.span, newest_us))
     if query.view.anchor.kind not in ("time", "last_us"):
         return None, None  # Which times are inside depends on where the anchor's event lies.
     low, high = anchor
@@ -224,7 +224,7 @@ def _compute_point_times(point: Point, newest_us: Int64Array) -> LowHigh:
     return None, None
 
 
-def _join(ends: LowHigh, other_ends: LowHigh) -> LowHigh:
+def _join_ends(ends: LowHigh, other_ends: LowHigh) -> LowHigh:
     low = None if ends[0] is None or other_ends[0] is None else np.minimum(ends[0], other_ends[0])
     high = None if ends[1] is None or other_ends[1] is None else np.maximum(ends[1], other_ends[1])
     return low, high

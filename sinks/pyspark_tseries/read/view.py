@@ -37,7 +37,7 @@ from pyspark_tseries.model.properties import AccessCheck
 from pyspark_tseries.model.ranges import Point, Query, Range, SeriesChoice
 from pyspark_tseries.model.series_index import STATE_DEFAULTS, SeriesIndex
 from pyspark_tseries.read.downsample import downsample, gaps
-from pyspark_tseries.read.newest import asked_count, find_series, read_newest_one
+from pyspark_tseries.read.newest import find_newest_count, find_series, read_newest_one
 from pyspark_tseries.read.newest_table import ask_newest
 from pyspark_tseries.read.scan import Answer, Scope, run_query, stream_query, stream_schema
 from pyspark_tseries.storage.erasures import Erasure, read_records
@@ -98,7 +98,7 @@ class View:
         """
         self.access.require_query(query)
         scope = self.choose(choice)
-        if (count := asked_count(query)) is not None:
+        if (count := find_newest_count(query)) is not None:
             return ask_newest(scope, count, columns=columns)
         return run_query(scope, query, columns=columns)
 

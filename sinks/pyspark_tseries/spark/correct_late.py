@@ -286,7 +286,7 @@ def _number(table: pa.Table, name: str) -> pa.Table:
     return table.append_column(name, pa.array(range(table.num_rows), pa.int64()))
 
 
-def _join(left: pa.Table, right: pa.Table, keys: list[str]) -> pa.Table:
+def _join_left(left: pa.Table, right: pa.Table, keys: list[str]) -> pa.Table:
     """Append the columns of `right` in the row with the same `keys`; nulls if there is none.
 
     Arrow cannot join structs, lists or maps: `left` may have them, `right` not.
@@ -386,7 +386,7 @@ class Corrections(Revision):
                 _ORIGINAL: originals_of(in_force),
             }
         )
-        windows = _join(self.windows, _number(originals, _ROW), [series, window])
+        windows = _join_left(self.windows, _number(originals, _ROW), [series, window])
         if windows.num_rows > self.windows.num_rows:
             raise UpdateFailed(
                 f"a series has several originals of one window ('{window}')",
@@ -420,7 +420,7 @@ class Corrections(Revision):
         # The stored results come first, as a function that merges expects them.
         results = pa.concat_tables([stored_results, late_results])
         merged = merge_windows(results, merges, self.rules.keys)
-        rows = _join(merged, windows.select([*keys, _ORIGINAL, _ROW]), keys)
+        rows = _join_left(merged, windows.select([*keys, _ORIGINAL, _ROW]), keys)
         return rows.sort_by([(key, "ascending") for key in keys])
 
     def _compare_windows(self, in_force: pa.Table) -> None:
@@ -505,7 +505,7 @@ class Corrections(Revision):
         of_series = of_series.rename_columns([series, _CORRECTED_US])
         time_us = pc.add(windows[window].cast(pa.int64()), self.rules.offset_us)
         keys = _number(windows.select([series]).append_column(_US, time_us), _ROW)
-        found = _join(_join(keys, of_times, [series, _US]), of_series, [series])
+        found = _join_left(_join_left(keys, of_times, [series, _US]), of_series, [series])
         found = found.sort_by(_ROW)  # A join does not keep the order of rows.
         has_time = found[_COUNT].is_valid()
         may_be_late = pc.fill_null(pc.less_equal(time_us, found[_CORRECTED_US]), False)

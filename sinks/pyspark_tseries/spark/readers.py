@@ -54,7 +54,7 @@ from pyspark_tseries.read.delivery import (
     read_delivery,
 )
 from pyspark_tseries.read.downsample import downsample
-from pyspark_tseries.read.newest import asked_count, newest_in
+from pyspark_tseries.read.newest import find_newest_count, newest_in
 from pyspark_tseries.read.scan import (
     Scan,
     Scope,
@@ -271,7 +271,7 @@ class RangeQueryReader(DataSourceReader):
             for table in downsample(scope, self._query, self._buckets):
                 yield from table.select(names).cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
             return
-        if (count := asked_count(self._query)) is not None:
+        if (count := find_newest_count(self._query)) is not None:
             table = newest_in(scope, count, names)
         else:
             table = run_query(scope, self._query, columns=names).table

@@ -82,9 +82,9 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a read."""
-        table = read_definition(self.options, VIEW)
-        if table is not None:
-            return keep_options(DefaultSource(table).schema(), table, self.name())
+        table_options = read_definition(self.options, VIEW)
+        if table_options is not None:
+            return keep_options(DefaultSource(table_options).schema(), table_options, self.name())
         options = parse_any_read(self.options)
         values = pa.schema(Store.open(options.location).values)
         columns = result_schema(values)
@@ -94,9 +94,9 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> RangeQueryReader:
         """Return the reader of a batch read."""
-        table = restore_options(self.options, schema, self.name())
-        if table is not None:
-            return DefaultSource(table).reader(schema)
+        table_options = restore_options(self.options, schema, self.name())
+        if table_options is not None:
+            return DefaultSource(table_options).reader(schema)
         options = parse_options(ReadOptions, self.options)
         schema = drop_options(schema)
         planned_us: int | None = read_wall_clock()
@@ -140,8 +140,8 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a subscription."""
         try:
-            table = restore_options(self.options, schema, self.name())
-            source = self if table is None else DefaultSource(table)
+            table_options = restore_options(self.options, schema, self.name())
+            source = self if table_options is None else DefaultSource(table_options)
             reader = source._open_subscription(drop_options(schema))
         except (OptionError, TseriesError) as error:
             return RefusedReader(error)

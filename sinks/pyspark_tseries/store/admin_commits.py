@@ -91,7 +91,7 @@ def replace_index(
                     raise
             return index
 
-    return store.retry(attempt, store.retrying.commits)
+    return store.retry(attempt, store.retrying.commit_attempts)
 
 
 def replace_files(
@@ -177,7 +177,7 @@ def _change_table(store: Store, change: Callable[[Log], None]) -> None:
             store.refresh()
         return True
 
-    store.retry(attempt, store.retrying.commits)
+    store.retry(attempt, store.retrying.commit_attempts)
 
 
 def set_retained_range(store: Store, retained: RetainedRange, now_us: int, principal: str) -> None:

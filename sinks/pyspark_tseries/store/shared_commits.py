@@ -80,13 +80,13 @@ class SharedBatch(Appendable):
         self._batches = self._batches or self._draw()
         refused: dict[int, TseriesError] = {}
         try:
-            commit = _join(self._batches).prepare(context)
+            commit = _join_batches(self._batches).prepare(context)
         except TseriesError as error:
             refused = self._find_refused(context) if len(self._batches) > 1 else {0: error}
             accepted = [batch for row, batch in enumerate(self._batches) if row not in refused]
             if not accepted:
                 raise Refused([refused[row] for row in range(len(refused))]) from None
-            commit = _join(accepted).prepare(context)
+            commit = _join_batches(accepted).prepare(context)
         self._refused[commit.head_id] = refused
         return commit
 
@@ -113,7 +113,7 @@ class SharedBatch(Appendable):
         return [refused.get(row) or next(appended) for row in range(len(self._batches))]
 
 
-def _join(batches: Sequence[Batch]) -> Batch:
+def _join_batches(batches: Sequence[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     rows = pa.concat_tables([batch.rows for batch in batches]).combine_chunks()

@@ -81,16 +81,16 @@ class RetryPolicy:
     """The number of attempts of a commit, and the pauses between them.
 
     Attributes:
-        commits: the attempts of a commit; with the pauses they take about half a minute, far longer
-            than a race of a few clients.
-        rewrites: the attempts of a commit that rewrites or copies files each time.
+        commit_attempts: the attempts of a commit; with the pauses they take about half a minute,
+            far longer than a race of a few clients.
+        rewrite_attempts: the attempts of a commit that rewrites or copies files each time.
         storage_failures: after this many consecutive failures without a competing commit, the
             storage counts as faulty.
         pause: waits after a failed attempt; it gets the attempt's number.
     """
 
-    commits: int = 200
-    rewrites: int = 20
+    commit_attempts: int = 200
+    rewrite_attempts: int = 20
     storage_failures: int = 5
     pause: Callable[[int], None] = backoff
 
@@ -487,7 +487,7 @@ class Store:
         last_error: DeltaError | OSError | None = None
         faults = 0
         policy = self.retrying
-        for number in range(policy.commits + 1):
+        for number in range(policy.commit_attempts + 1):
             try:
                 with self.commit_lock(whole=False):
                     committed, was_beaten = self._settle(attempts)
@@ -498,7 +498,7 @@ class Store:
                         return committed
                     # If a competing commit could be stored, the storage is not at fault.
                     faults = 0 if was_beaten else faults
-                    if faults >= policy.storage_failures or number == policy.commits:
+                    if faults >= policy.storage_failures or number == policy.commit_attempts:
                         break
                     return self._try_append(batch, clock, attempts, synced=synced)
             except (DeltaError, OSError) as error:
@@ -513,7 +513,7 @@ class Store:
         """Raise the error of a batch that is not stored: other clients, or the storage's faults."""
         if last_error is None or faults < self.retrying.storage_failures:
             raise self.busy_error(
-                self.retrying.commits,
+                self.retrying.commit_attempts,
                 "nothing of the batch is stored",
                 next_step="start the write again, or use fewer writers or larger batches",
             ) from last_error

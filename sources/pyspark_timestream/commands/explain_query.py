@@ -89,7 +89,7 @@ def _ask_java(query: StreamingQuery, ask: Callable[[Any], T]) -> T | None:
 
 
 def _runs_one_batch(query: StreamingQuery) -> bool:
-    """True if this client can tell that the query has the trigger `once`."""
+    """Return whether this client can tell that the query has the trigger `once`."""
     name = _ask_java(query, lambda java: str(java.trigger().getClass().getSimpleName()))
     return name is not None and name.startswith("OneTimeTrigger")
 
@@ -178,7 +178,7 @@ def note_partitions(progress: Mapping[str, Any], cores: int) -> str | None:
 
 
 def _lacks_retained_range(query: StreamingQuery) -> bool:
-    """True if the query writes into format `tseries` without a retained range."""
+    """Return whether the query writes into format `tseries` without a retained range."""
     options = _ask_java(query, lambda java: _read_tseries_options(java.logicalPlan()))
     return options is not None and "retainedrange" not in options
 

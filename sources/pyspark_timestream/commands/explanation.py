@@ -191,7 +191,7 @@ def locate_due_time(key: Any) -> tuple[int, ...] | None:
 
 
 def _is_refused(error: Exception) -> bool:
-    """True if Spark does not show this state, as for `transformWithState`."""
+    """Return whether Spark does not show this state, as for `transformWithState`."""
     get_condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
     condition = get_condition() if get_condition else None
     return str(condition or "").startswith(("STDS_", "UNSUPPORTED_FEATURE.STATE_STORE"))

@@ -54,10 +54,10 @@ from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.step import LATE, check_times, step
 
 _BITS: Final = 7
-_FIRST: Final = 1 << _BITS
+_CLASSES_PER_DOUBLING: Final = 1 << _BITS
 """The number of one-millisecond classes, and of the classes in each doubling above them."""
 
-_CLASSES: Final = (64 - _BITS) * _FIRST
+_CLASSES: Final = (64 - _BITS) * _CLASSES_PER_DOUBLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class Waits:
 def _find_classes(ms: Integers) -> Integers:
     doublings = np.maximum(np.frexp(ms.astype(np.float64))[1] - 1 - _BITS, 0).astype(np.int64)
     # The logarithm of a number just below a power of two may be rounded up to the next.
-    doublings -= (ms >> doublings) < np.where(doublings > 0, _FIRST, 0)
-    classes: Integers = doublings * _FIRST + (ms >> doublings)
+    doublings -= (ms >> doublings) < np.where(doublings > 0, _CLASSES_PER_DOUBLING, 0)
+    classes: Integers = doublings * _CLASSES_PER_DOUBLING + (ms >> doublings)
     return classes
 
 
@@ -113,8 +113,8 @@ def _find_last_of_class(number: int) -> int:
     >>> [_find_last_of_class(each) for each in (3, 127, 128, 255, 256, 257)]
     [3, 127, 128, 255, 257, 259]
     """
-    doublings = max(number // _FIRST - 1, 0)
-    return ((number - doublings * _FIRST + 1) << doublings) - 1
+    doublings = max(number // _CLASSES_PER_DOUBLING - 1, 0)
+    return ((number - doublings * _CLASSES_PER_DOUBLING + 1) << doublings) - 1
 
 
 _NOTHING: Final = np.empty(0, dtype=np.int64)

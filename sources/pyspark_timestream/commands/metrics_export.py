@@ -228,7 +228,7 @@ class TimeMetrics(StreamingQueryListener):
                 state = record_failure(state)
                 state = record_progress(state, progress, now_us, batch=batch, explains=False)
             self._warn_of_limit(state)
-            return self._show(state, lambda page: page.add(progress, batch))
+            return self._change_page(state, lambda page: page.add(progress, batch))
 
         self._update(record)
 
@@ -242,7 +242,7 @@ class TimeMetrics(StreamingQueryListener):
         def record(state: MetricsState) -> MetricsState:
             query, run = _identify(event)
             state = record_end(state, query, run, read_wall_clock())
-            return self._show(state, lambda page: page.end(query))
+            return self._change_page(state, lambda page: page.end(query))
 
         self._update(record)
 
@@ -250,7 +250,9 @@ class TimeMetrics(StreamingQueryListener):
         name = getattr(event, "name", None)
         self._update(lambda state: record_start(state, *_identify(event), name, read_wall_clock()))
 
-    def _show(self, state: MetricsState, change: Callable[[LiveQueries], None]) -> MetricsState:
+    def _change_page(
+        self, state: MetricsState, change: Callable[[LiveQueries], None]
+    ) -> MetricsState:
         """Change the live page; return the state, in which a failure of the page counts."""
         try:
             if self._page is not None:

@@ -198,7 +198,7 @@ def find_later_start(planned_us: int) -> int | None:
     return None if us is None or us <= planned_us else us
 
 
-_MARK: Final = "provider"
+_ASKS_FOR_COLUMNS: Final = "provider"
 """Spark passes this property of a table along only when `CREATE TABLE` asks for the columns."""
 
 _OPTION: Final = "option."
@@ -217,7 +217,7 @@ def read_definition(raw: Mapping[str, str], view: str) -> dict[str, str] | None:
         OptionError: an option is a secret, which a table would show to everyone who may read it.
     """
     by_lower_name = {key.lower(): value for key, value in raw.items()}
-    if _MARK not in by_lower_name:
+    if _ASKS_FOR_COLUMNS not in by_lower_name:
         return None
     options = {
         key[len(_OPTION) :]: value

@@ -89,10 +89,12 @@ def _check_of(kind: Any, name: str) -> _Find:
     if kind is int:
         return _check_of_number(name)
     expected = {str: "a text", bool: "true or false", types.NoneType: "null"}.get(kind, str(kind))
-    return lambda value: None if isinstance(value, kind) else _describe(name, value, expected)
+    return lambda value: (
+        None if isinstance(value, kind) else _describe_mismatch(name, value, expected)
+    )
 
 
-def _describe(name: str, value: Any, expected: str) -> str:
+def _describe_mismatch(name: str, value: Any, expected: str) -> str:
     quoted = repr(value)
     return f"{name} is {quoted if len(quoted) <= 40 else f'{quoted[:37]}...'} and not {expected}"
 
@@ -103,7 +105,9 @@ def _check_of_number(name: str) -> _Find:
     def find(value: Any) -> str | None:
         if type(value) is int and low <= value <= high:
             return None
-        return _describe(name, value, "a whole number" if type(value) is not int else "in range")
+        return _describe_mismatch(
+            name, value, "a whole number" if type(value) is not int else "in range"
+        )
 
     return find
 
@@ -118,7 +122,7 @@ def _check_of_fields(kind: Any) -> _Find:
 
     def find(value: Any) -> str | None:
         if not isinstance(value, kind):
-            return _describe("an entry", value, f"a {kind.__name__}")
+            return _describe_mismatch("an entry", value, f"a {kind.__name__}")
         checks = make_checks()
         # A field that `build_frozen` did not set has the class's default, which is right.
         for name in getattr(value, "__dict__", checks):
@@ -147,7 +151,7 @@ def _check_of_tuple(inner: tuple[Any, ...], name: str) -> _Find:
 
     def find(value: Any) -> str | None:
         if not isinstance(value, tuple) or not (is_long or len(value) == len(item_checks)):
-            return _describe(name, value, "a list as it was written")
+            return _describe_mismatch(name, value, "a list as it was written")
         checks = item_checks * len(value) if is_long else item_checks
         for check, item in zip(checks, value, strict=True):
             if (wrong := check(item)) is not None:
@@ -160,7 +164,7 @@ def _check_of_tuple(inner: tuple[Any, ...], name: str) -> _Find:
 def _check_of_mapping(check_key: _Find, check_value: _Find) -> _Find:
     def find(value: Any) -> str | None:
         if not isinstance(value, Mapping):
-            return _describe("an entry", value, "an object")
+            return _describe_mismatch("an entry", value, "an object")
         for key, item in value.items():
             wrong = check_key(key) or check_value(item)
             if wrong is not None:

@@ -133,7 +133,7 @@ def find_user_cache() -> Path:
 
 
 def has_jars(cache: Path) -> bool:
-    """True if the jars are there."""
+    """Return whether the jars are there."""
     return _place(cache).is_dir()
 
 

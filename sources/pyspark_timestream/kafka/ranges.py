@@ -168,7 +168,7 @@ def cut_ranges(
         pieces = [
             piece
             for offset_range in pieces
-            for piece in _cut(offset_range, -(-offset_range.size // max_size))
+            for piece in _cut_range(offset_range, -(-offset_range.size // max_size))
         ]
     if min_pieces is None or len(pieces) >= min_pieces:
         return pieces
@@ -187,7 +187,7 @@ def cut_ranges(
         for piece in (
             [offset_range]
             if offset_range in small
-            else _cut(offset_range, _apportion(offset_range.size, remaining, count))
+            else _cut_range(offset_range, _apportion(offset_range.size, remaining, count))
         )
     ]
 
@@ -197,7 +197,7 @@ def _apportion(size: int, total: int, pieces: int) -> int:
     return max((2 * size * pieces + total) // (2 * total), 1)
 
 
-def _cut(offset_range: OffsetRange, pieces: int) -> list[OffsetRange]:
+def _cut_range(offset_range: OffsetRange, pieces: int) -> list[OffsetRange]:
     """Cut `offset_range` into consecutive ranges of the same size, give or take one."""
     pieces = min(pieces, offset_range.size)
     edges = [

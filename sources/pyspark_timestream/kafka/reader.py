@@ -60,7 +60,7 @@ from pyspark_timestream.kafka.offsets.offset import StreamOffset, check_stream_o
 from pyspark_timestream.kafka.offsets.positions import make_end_bound, make_start_bound
 from pyspark_timestream.kafka.offsets.tasks import (
     ReadSlice,
-    leave_out,
+    leave_out_topics,
     plan_slice,
     plan_stream_tasks,
     select_partitions,
@@ -275,7 +275,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         group = group_name(self._options.group_prefix, offset.stream)
         plans = self._get_driver().plan_joined_batches(start, offset)
         ranges = [task_range.offsets for plan in plans for task_range in plan.ranges]
-        remaining_plans = leave_out(plans, self._get_driver().find_recreated(offset, ranges))
+        remaining_plans = leave_out_topics(plans, self._get_driver().find_recreated(offset, ranges))
         return [KafkaTask(plan, group, reader_schemas=reader_schemas) for plan in remaining_plans]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -298,7 +298,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         reader_schemas: Mapping[str, ReaderSchema],
         recreated: Collection[str],
     ) -> list[KafkaTask]:
-        plans = leave_out(plan_stream_tasks(self._options, offset), recreated)
+        plans = leave_out_topics(plan_stream_tasks(self._options, offset), recreated)
         if offset.settings != self._options.settings():
             # It was planned before the options changed, or the change waits for its instant.
             plans = [replace(plan, settings=offset.settings) for plan in plans]

@@ -243,9 +243,9 @@ def _import_client() -> tuple[Any, type[Exception]]:
 
     def import_now() -> tuple[Any, type[Exception]]:
         from confluent_kafka.schema_registry import SchemaRegistryClient
-        from confluent_kafka.schema_registry.error import SchemaRegistryError
+        from confluent_kafka.schema_registry.error import SchemaRegistryError as ClientError
 
-        return SchemaRegistryClient, SchemaRegistryError
+        return SchemaRegistryClient, ClientError
 
     # Another version of the client may need OAuth's classes at once.
     with suppress(Exception), _defer_oauth():
@@ -267,13 +267,13 @@ class _Client:
     def __init__(self, settings: Mapping[str, str], format: str = "") -> None:
         _check_files(settings)
         try:
-            SchemaRegistryClient, SchemaRegistryError = _import_client()
+            SchemaRegistryClient, ClientError = _import_client()
         except ImportError as error:
             library = error.name or "confluent-kafka[schemaregistry]"
             raise MissingExtra.create("a schema registry", library, "registry") from None
         self._settings = settings
         self._form = _FORMS.get(format)
-        self._refusal: type[Exception] = SchemaRegistryError
+        self._refusal: type[Exception] = ClientError
         self._limit_s = request_limit_s(settings)
         self._is_late = False
         try:

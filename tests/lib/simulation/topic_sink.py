@@ -314,7 +314,7 @@ class TopicWorld(World):
         patch.setattr(
             transactions, "open_client", lambda kind, config, *_, **__: OutClient(self.out, config)
         )
-        patch.setattr(stream_writer, "_COMMITS", _Commits(self.chance))
+        patch.setattr(stream_writer, "_MARK_WRITER", _Commits(self.chance))
 
     def start_driver(self, *, is_bounded: bool) -> Driver:
         """A new run, with commits of its own processes."""
@@ -369,12 +369,12 @@ class _Commits:
         while driver.parent is not None:
             driver = driver.parent
         made = driver.__dict__.setdefault("commits", {})
-        return made.setdefault(driver.committing, stream_writer.BatchCommits())
+        return made.setdefault(driver.committing, stream_writer.MarkWriter())
 
     def check_tasks(self, *given: Any) -> None:
-        """See `BatchCommits`."""
+        """See `MarkWriter`."""
         self._find().check_tasks(*given)
 
     def write_mark(self, *given: Any) -> None:
-        """See `BatchCommits`."""
+        """See `MarkWriter`."""
         self._find().write_mark(*given)

@@ -29,7 +29,7 @@ from pyspark_tseries.maintain.compactor import merge_file_groups
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.ranges import ALL_SERIES, Point, Query, Range
 from pyspark_tseries.read import newest, newest_table
-from pyspark_tseries.read.newest import asked_count
+from pyspark_tseries.read.newest import find_newest_count
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage import snapshot as heads
@@ -427,7 +427,7 @@ def test_each_thread_sees_at_least_what_it_has_appended(store):
     ],
 )
 def test_queries_for_newest_originals_are_told_from_others(query, count):
-    assert asked_count(query) == count
+    assert find_newest_count(query) == count
 
 
 def test_an_erased_event_from_the_future_is_in_the_range_though_later_ones_are_not(tmp_path):

@@ -184,7 +184,8 @@ def to_json(report: TopicReport) -> str:
         "records": len(sample),
         "timestamps": _find_timestamps(report),
         "payloads": {
-            detection.side: _describe(report, detection) for detection in report.detections
+            detection.side: _describe_detection(report, detection)
+            for detection in report.detections
         },
         "columns": list(report.columns),
         "hidden_fields": report.secrets,
@@ -256,7 +257,7 @@ def _format_reader(reader: ReaderSchema) -> str:
     return f"schema {reader.schema_id}, version {reader.version} of '{reader.subject}'{message}"
 
 
-def _describe(report: TopicReport, detection: Detection) -> dict[str, Any]:
+def _describe_detection(report: TopicReport, detection: Detection) -> dict[str, Any]:
     reader = report.reader_schemas.get(detection.side)
     return {
         "format": detection.format,

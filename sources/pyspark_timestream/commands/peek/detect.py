@@ -129,10 +129,10 @@ def format_columns(schema: pa.Schema) -> list[str]:
     >>> format_columns(pa.schema([("a.b", pa.list_(pa.int64())), ("c", pa.bool_())]))
     ['`a.b` array<bigint>', 'c boolean']
     """
-    return [f"{_quote(field.name)} {_format_type(field.type)}" for field in schema]
+    return [f"{_quote_name(field.name)} {_format_type(field.type)}" for field in schema]
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else quote_column(name)
 
 
@@ -142,7 +142,8 @@ def _format_type(data_type: pa.DataType) -> str:
     if pa.types.is_map(data_type):
         return f"map<{_format_type(data_type.key_type)},{_format_type(data_type.item_type)}>"
     if pa.types.is_struct(data_type):
-        return f"struct<{','.join(f'{_quote(e.name)}:{_format_type(e.type)}' for e in data_type)}>"
+        fields = (f"{_quote_name(field.name)}:{_format_type(field.type)}" for field in data_type)
+        return f"struct<{','.join(fields)}>"
     return name_scalar(data_type)
 
 
@@ -475,7 +476,7 @@ def _is_plausible(writer: WriterSchema) -> bool:
 
 
 def _are_longs(contents: pa.Array) -> bool:
-    """True if all values have 8 bytes: small 64-bit numbers begin with a zero byte, like frames."""
+    """Return whether all values have 8 bytes: small 64-bit numbers begin with 0, like frames."""
     lengths = {len(content) for content in contents.to_pylist() if content is not None}
     return lengths == {_LONG_BYTES}
 

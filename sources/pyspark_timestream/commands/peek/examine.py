@@ -195,7 +195,7 @@ def find_candidates(
                 # Such a value is almost certainly a time.
                 rank = _RELATED_NAME
             ranked.append(((rank, nearness, index), candidate))
-    timestamp = _describe("record:timestamp", "record", "", record_times, record_times)
+    timestamp = _make_candidate("record:timestamp", "record", "", record_times, record_times)
     if timestamp is not None:
         ranked.append(((_RECORD, 0, 0), timestamp))
     return tuple(candidate for _, candidate in sorted(ranked, key=lambda pair: pair[0]))
@@ -229,7 +229,7 @@ def _examine(
         kind = "timestamp"
     if data_type is not None and pa.types.is_date32(data_type):
         kind = "date"
-    return _describe(source, kind, unit if is_number else "", times[unit], record_times)
+    return _make_candidate(source, kind, unit if is_number else "", times[unit], record_times)
 
 
 def _read_times(pieces: Sequence[pa.Array], unit: str) -> Times:
@@ -241,7 +241,7 @@ def _read_times(pieces: Sequence[pa.Array], unit: str) -> Times:
     return us, is_read & (us >= start) & (us < end)
 
 
-def _describe(
+def _make_candidate(
     source: str, kind: str, unit: str, times: Times, record_times: Times
 ) -> Candidate | None:
     us, is_read = times

@@ -316,7 +316,7 @@ class RangeReader:
         try:
             yield from self._read(offset_range, columns)
         except CallAbandoned as error:
-            target = _describe(offset_range, offset_range.start_inclusive)
+            target = _describe_records(offset_range, offset_range.start_inclusive)
             raise failed_request_error(error, self._options.client, {}, 0, target) from error
         except GeneratorExit:
             # The caller stopped early: the partition reached `endingCti`, or something failed.
@@ -514,7 +514,7 @@ class RangeReader:
                 self._replace_consumer()
             if not kind.may_pass or not budget.pause_before_retry():
                 spent_s = budget.elapsed_s
-                target = _describe(offset_range, position)
+                target = _describe_records(offset_range, position)
                 failures = self._recent_failures(spent_s)
                 raise failed_request_error(
                     error, self._options.client, failures, spent_s, target
@@ -561,7 +561,7 @@ class RangeReader:
     def _no_progress_error(
         self, offset_range: OffsetRange, position: int, spent_s: float, answer: str | None
     ) -> BrokerUnreachable:
-        target = _describe(offset_range, position)
+        target = _describe_records(offset_range, position)
         failures = self._recent_failures(spent_s)
         if answer is not None:
             return lasting_error(answer, failures, spent_s, target)
@@ -584,7 +584,7 @@ def acquire_reader(options: KafkaOptions, group: str) -> AbstractContextManager[
     return _POOL.acquire(key, lambda: RangeReader(options, group))
 
 
-def _describe(offset_range: OffsetRange, position: int) -> str:
+def _describe_records(offset_range: OffsetRange, position: int) -> str:
     partition, end = offset_range.partition, offset_range.end_exclusive
     return f"the records of {partition} from offset {position} to {end}"
 

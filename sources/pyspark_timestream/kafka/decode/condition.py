@@ -285,7 +285,7 @@ class _Typing:
         step = self._operand(node)
         if step.type not in (_BOOLEAN, pa.null()):
             raise _Refused(
-                f"{_show(node)} is {name_scalar(step.type)}, and no condition",
+                f"{_show_node(node)} is {name_scalar(step.type)}, and no condition",
                 "compare it with a value",
             )
         return _Value(None, _BOOLEAN) if step.type == pa.null() else step
@@ -370,7 +370,7 @@ class _Typing:
         operand = self._operand(node.inputs[0])
         if not isinstance(operand, _ColumnStep) or operand.type != pa.string():
             raise _Refused(
-                f"'like' is behind {_show(node.inputs[0])}, which is no column of strings"
+                f"'like' is behind {_show_node(node.inputs[0])}, which is no column of strings"
             )
         pattern, escape = (
             constant.value for constant in node.inputs[1:] if isinstance(constant, Constant)
@@ -588,7 +588,7 @@ def _read_pattern(pattern: str, escape: str) -> tuple[str, str]:
                 return "ends_with", text
         return ("match_substring", text) if texts else ("any", "")
     words: dict[str | int, str] = {_ANY: ".*", _ONE: "."}
-    expression = "".join(words.get(piece) or _quote(str(piece)) for piece in pieces)
+    expression = "".join(words.get(piece) or _quote_for_re2(str(piece)) for piece in pieces)
     text = rf"(?s)\A{expression}\z"
     try:
         pc.match_substring_regex(pa.array([], pa.string()), pattern=text)
@@ -623,12 +623,12 @@ def _split_pattern(pattern: str, escape: str) -> Iterator[str | int]:
         yield text
 
 
-def _quote(text: str) -> str:
+def _quote_for_re2(text: str) -> str:
     """Quote a text for RE2."""
     return re.sub(r"[^\w]", lambda match: f"\\x{{{ord(match[0]):x}}}", text, flags=re.ASCII)
 
 
-def _show(node: Node) -> str:
+def _show_node(node: Node) -> str:
     if isinstance(node, Name):
         return f"'{format_path(node.path)}'"
     return f"'{node.value}'" if isinstance(node, Constant) else f"'{node.name}'"

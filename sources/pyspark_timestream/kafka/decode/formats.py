@@ -151,7 +151,7 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, requested: Requeste
 
 
 def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:
-    """True if the schema of the values gives the unit of the times in the fields `names`."""
+    """Return whether the schema of the values gives the unit of the times in the fields `names`."""
     reader = options.reader_schemas.get(options.value_rules.side)
     if options.value_format != "avro" or reader is None:
         return False
@@ -355,8 +355,8 @@ def split_value_frames(payloads: pa.Array, *, indexed: bool = False) -> FramedBl
     equal = _split_equal_frames(payloads, indexed=indexed)
     if equal is not None:
         return equal
-    frames, bodies, bad = _cut(payloads, indexed=indexed)
-    return _resolve(frames, bodies, bad, indexed=indexed)
+    frames, bodies, bad = _cut_frames(payloads, indexed=indexed)
+    return _parse_frames(frames, bodies, bad, indexed=indexed)
 
 
 def split_header_frames(
@@ -367,13 +367,13 @@ def split_header_frames(
     A payload is malformed if it lacks that header, or if the header has bytes after the frame; a
     null payload never is.
     """
-    frames, remainder, bad = _cut(
+    frames, remainder, bad = _cut_frames(
         take_header_values(headers, find_header(headers, name)), indexed=indexed
     )
     longer = to_mask(remainder.is_valid()) & (np.diff(locate(remainder)[0]) > 0)
     bad = (bad | longer | to_mask(frames.is_null())) & to_mask(payloads.is_valid())
-    return _resolve(
-        _blank(frames, to_mask(payloads.is_null()) | bad), payloads, bad, indexed=indexed
+    return _parse_frames(
+        _null_where(frames, to_mask(payloads.is_null()) | bad), payloads, bad, indexed=indexed
     )
 
 
@@ -400,7 +400,7 @@ def _split_equal_frames(payloads: pa.Array, *, indexed: bool) -> FramedBlock | N
     return FramedBlock(bodies, schema_ids, (writer,), writer_indexes, malformed)
 
 
-def _cut(payloads: pa.Array, *, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
+def _cut_frames(payloads: pa.Array, *, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     """Cut payloads after their frames; both are null where a payload has no sound frame."""
     n = len(payloads)
     present = to_mask(payloads.is_valid())
@@ -483,7 +483,7 @@ def _read_bytes(data: Bytes, positions: Integers, ends: Integers) -> Integers:
     return np.where(inside, data[np.where(inside, positions, 0)], -1).astype(np.int64)
 
 
-def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, *, indexed: bool) -> FramedBlock:
+def _parse_frames(frames: pa.Array, bodies: pa.Array, bad: Mask, *, indexed: bool) -> FramedBlock:
     """Parse each distinct frame once; different bytes may name the same writer."""
     encoded = frames.dictionary_encode()
     writers: dict[WriterSchema, int] = {}
@@ -496,7 +496,7 @@ def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, *, indexed: bool) ->
     codes = meaning[encoded.indices.fill_null(len(meaning) - 1).to_numpy(zero_copy_only=False)]
     bad = bad | (to_mask(frames.is_valid()) & (codes < 0))
     if (bad & to_mask(bodies.is_valid())).any():
-        bodies = _blank(bodies, bad)
+        bodies = _null_where(bodies, bad)
     ids = np.array([writer.schema_id or 0 for writer in writers] + [0], dtype=np.int32)
     has_id = np.array([writer.schema_id is not None for writer in writers] + [False])
     return FramedBlock(
@@ -526,5 +526,5 @@ def _parse_indexes(frame: bytes) -> tuple[int, ...]:
     return tuple(number // 2 for number in numbers[1:]) or (0,)
 
 
-def _blank(values: pa.Array, absent: Mask) -> pa.Array:
+def _null_where(values: pa.Array, absent: Mask) -> pa.Array:
     return values.take(pa.array(np.arange(len(values)), mask=absent))

@@ -267,7 +267,7 @@ def join_blocks(
     in_order = in_order and not (order[1:] < order[:-1]).any()
     rows = None if in_order else pa.array(order, mask=order < 0)
     columns = [
-        _join([block.columns[number] for block in blocks], field.type, rows)
+        _join_pieces([block.columns[number] for block in blocks], field.type, rows)
         for number, field in enumerate(requested.columns)
     ]
     raw = {
@@ -278,7 +278,7 @@ def join_blocks(
     return DecodedBlock(columns, raw, np.where(order < 0, reasons, all_reasons[order]))
 
 
-def _join(pieces: list[pa.Array], data_type: pa.DataType, rows: pa.Array | None) -> pa.Array:
+def _join_pieces(pieces: list[pa.Array], data_type: pa.DataType, rows: pa.Array | None) -> pa.Array:
     column = pieces[0] if len(pieces) == 1 else pa.concat_arrays([*pieces, pa.nulls(0, data_type)])
     return column if rows is None else column.take(rows)
 
@@ -290,7 +290,7 @@ def _join_raw(pieces: list[pa.Array], order: Integers, rows: pa.Array | None) ->
         pieces = [piece.cast(pa.int64()) for piece in pieces]
         data_types = {pa.int64()}
     if len(data_types) <= 1:
-        return [_join(pieces, data_types.pop() if data_types else pa.null(), rows)]
+        return [_join_pieces(pieces, data_types.pop() if data_types else pa.null(), rows)]
     # Types differ if, say, a writer changed whole numbers to fractions: each keeps its type, so the
     # result has a piece for each run of records with payloads in the same piece, or without one.
     starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))

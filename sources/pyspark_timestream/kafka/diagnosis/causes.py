@@ -260,7 +260,7 @@ def _find_reason(
 
 
 def _lags_as_a_whole(clock: PartitionClock, totals: _AllPartitions) -> bool:
-    """True if a partition's writers are closer to each other than to the other partitions."""
+    """Return whether a partition's writers are closer to each other than to other partitions."""
     marks_us = [writer.mark_us for _, writer in clock.writers]
     known_us = [mark_us for mark_us in marks_us if mark_us is not None]
     own_us = clock.cti_us
@@ -285,7 +285,7 @@ def _explain_missing_cti(
 
 
 def _import_is_late(offset: StreamOffset, clock: PartitionClock) -> bool:
-    """True if the clock waits for the imported topic: it has later events and no other CTIs."""
+    """Return whether the clock waits for the import: it has later events and no other CTIs."""
     imported = offset.imported
     if imported is None:
         return False
@@ -297,7 +297,7 @@ def _import_is_late(offset: StreamOffset, clock: PartitionClock) -> bool:
 
 
 def _stands_still(history: History, partition: Partition) -> bool:
-    """True if the batch before the last did not move the clock of `partition`."""
+    """Return whether the batch before the last did not move the clock of `partition`."""
     partition_offset = history[-1].offset.partitions[partition]
     before = history[-2].offset.partitions.get(partition) if len(history) > 1 else None
     is_caught_up = partition_offset.start_inclusive == partition_offset.end_exclusive

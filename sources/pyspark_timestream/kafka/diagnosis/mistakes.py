@@ -91,12 +91,12 @@ def find_mistakes(history: History) -> list[Diagnosis]:
 
 
 def makes_ctis(batch: BatchRecord) -> bool:
-    """True if some option makes CTIs while the stream runs."""
+    """Return whether some option makes CTIs while the stream runs."""
     return not batch.settings.keys().isdisjoint(CTI_SETTINGS)
 
 
 def _needs_times(batch: BatchRecord) -> bool:
-    """True if the options use event times, unlike those of a plain Kafka source."""
+    """Return whether the options use event times, unlike those of a plain Kafka source."""
     return makes_ctis(batch) or batch.settings.get("startTime", "timestamp") != "timestamp"
 
 
@@ -171,7 +171,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diag
 
 
 def has_malformed(clock: PartitionClock, least: float) -> bool:
-    """True if `clock` has malformed events, at least the fraction `least` of all with a value."""
+    """Return whether at least the fraction `least` of the events with a value is malformed."""
     return clock.malformed > 0 and clock.malformed >= least * (clock.events - clock.tombstones)
 
 
@@ -216,7 +216,7 @@ def _find_tombstones(history: History) -> Iterator[Diagnosis]:
 
 
 def _has_no_time(clock: PartitionClock) -> bool:
-    """True if no event of the partition can drive its clock."""
+    """Return whether no event of the partition can drive its clock."""
     return clock.cti_us is None and clock.unusable == clock.events
 
 
@@ -367,7 +367,7 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
 
 
 def is_clock_ahead(batch: BatchRecord, partition: Partition) -> bool:
-    """True if a clock ahead has driven the CTI of `partition`."""
+    """Return whether a clock ahead has driven the CTI of `partition`."""
     clock = batch.clocks[partition]
     if clock.cti_us is None:
         return False
@@ -405,7 +405,7 @@ def _measure_gap(clock: PartitionClock) -> int:
 
 
 def _is_majority_late(clock: PartitionClock) -> bool:
-    """True if most events are far too late but in order, so that the others are wrong."""
+    """Return whether most events are far too late but in order, so that the others are wrong."""
     late, clues = _count_late(clock), clock.clues
     are_far = clues.most_late_us > _MIN_AGREED_US
     in_order = 10 * clues.misplaced < late
@@ -586,7 +586,7 @@ def find_lossy_partitions(history: History, explained: Set[Partition]) -> Iterat
 
 
 def _loses_rows(now: PartitionClock, before: PartitionClock) -> bool:
-    """True if half or more of all events, or of those since `before`, are lost."""
+    """Return whether half or more of all events, or of those since `before`, are lost."""
     lost, recent = count_lost(now), now.events - before.events
     return (now.events > 0 and 2 * lost >= now.events) or (
         recent > 0 and 2 * (lost - count_lost(before)) >= recent

@@ -181,7 +181,7 @@ _SPARK_NAMES: Final = {
 
 
 def _is_plain_json(options: KafkaOptions) -> bool:
-    """True if fields are read from values that are text."""
+    """Return whether fields are read from values that are text."""
     return options.value_format in ("binary", "json") and options.value_rules.framing == "none"
 
 
@@ -199,13 +199,13 @@ def describe_malformed(
         return ""
     row = int(np.flatnonzero(malformed)[-1])
     if not payload.start_known[row]:
-        return _describe("startTime", options.start_time, options, block, row)
+        return _describe_time("startTime", options.start_time, options, block, row)
     edge = None if payload.edges is None else payload.edges[row].as_py()
     if options.edge is not None and edge not in ("start", "end"):
-        return _describe("edge", options.edge, options, block, row)
+        return _describe_time("edge", options.edge, options, block, row)
     if options.end_time is not None and payload.end_known is not None:
         if not payload.end_known[row]:
-            return _describe("endTime", options.end_time, options, block, row)
+            return _describe_time("endTime", options.end_time, options, block, row)
         return f"the end, in '{options.end_time}', is not after the start"
     return ""
 
@@ -269,7 +269,7 @@ def _describe_misfits(
         yield f"field '{field.name}' is {kind} in .schema(...), and one value there is {summary}"
 
 
-def _describe(
+def _describe_time(
     option: str, source: TimeFrom, options: KafkaOptions, block: RecordBlock, row: int
 ) -> str:
     """Describe what `source` holds in a record that has no readable time, or edge, there."""

@@ -238,11 +238,11 @@ class Warner:
         key = diagnosis.kind, diagnosis.level
         if key not in self._details:
             partition, offset = _choose_example(diagnosis, now)
-            examine = partial(self._describe, describe, offset)
+            examine = partial(self._describe_newest, describe, offset)
             self._details[key] = self._try(examine, partition, now) or ""
         return self._details[key]
 
-    def _describe(
+    def _describe_newest(
         self, describe: DescribeBlock, offset: int | None, partition: Partition, now: StreamOffset
     ) -> str:
         blocks = self._read_newest(partition, now, offset)

@@ -228,7 +228,7 @@ def _find_begin(
     return min([*begins, last_offset.end_exclusive])
 
 
-def leave_out(plans: Iterable[TaskPlan], topics: Collection[str]) -> list[TaskPlan]:
+def leave_out_topics(plans: Iterable[TaskPlan], topics: Collection[str]) -> list[TaskPlan]:
     """Return the plans without the records of these topics (9.1).
 
     Their partitions' clocks stay in the minimum, and raise it where they did.

@@ -93,10 +93,10 @@ def format_path(path: Path) -> str:
     >>> format_path(("payload", "a.b", "c"))
     'payload.`a.b`.c'
     """
-    return ".".join(map(_quote, path))
+    return ".".join(map(_quote_name, path))
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     if name.strip() and not {".", "`"} & set(name):
         return name
     return quote_column(name)

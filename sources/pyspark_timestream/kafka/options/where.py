@@ -203,7 +203,7 @@ def _parse(text: str) -> tuple[Any, list[Any]]:
         raise
     except Exception as error:
         # Some texts end in an IndexError, and not in an error of sqlglot's own.
-        raise ValueError(_describe(error)) from error
+        raise ValueError(_describe_syntax_error(error)) from error
 
 
 WHERE: Final = Parser(_parse_where, f"an SQL condition: {ACCEPTS}")
@@ -238,7 +238,7 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\.|''", replace, text, flags=re.DOTALL)
 
 
-def _describe(error: Exception) -> str:
+def _describe_syntax_error(error: Exception) -> str:
     """Say where the text is no condition, if the parser tells it."""
     for entry in getattr(error, "errors", []):
         if entry.get("highlight"):

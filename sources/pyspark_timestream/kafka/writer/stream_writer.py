@@ -123,7 +123,7 @@ class _OpenProducer:
     last: LedgerEntry | None
 
 
-class BatchCommits:
+class MarkWriter:
     """Commits batches in one of the driver's processes; for one thread."""
 
     def __init__(self) -> None:
@@ -143,7 +143,9 @@ class BatchCommits:
             task = Owner.find_task(options, run.query_id, group)
             return None if task in with_rows else task
 
-        offsets = repeat(lambda: read_entries(options.client, options.topic, find_task))
+        offsets = retry_with_new_client(
+            lambda: read_entries(options.client, options.topic, find_task)
+        )
         decoded = {task: LedgerEntry.decode(*offset) for task, offset in offsets.items()}
         entries = {task: entry for task, entry in decoded.items() if entry is not None}
         check_other_tasks(entries, batch, with_rows)
@@ -157,7 +159,7 @@ class BatchCommits:
         After a fault that passes, a new producer ends the old one's transaction and then reads the
         last entry, so that a mark that the old one did write is not written twice.
         """
-        repeat(lambda: self._write_mark(options, run, batch, mark_us))
+        retry_with_new_client(lambda: self._write_mark(options, run, batch, mark_us))
 
     def _write_mark(
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, mark_us: int
@@ -208,7 +210,9 @@ class BatchCommits:
             producer.transaction.close()
 
 
-def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True) -> T:
+def retry_with_new_client(
+    write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True
+) -> T:
     """Call `write` up to 3 times, while a new client may end its faults.
 
     `write` makes its own client. `can_repeat` prepares another attempt; False if there can be none.
@@ -239,8 +243,8 @@ def _write_entry(producer: _OpenProducer, headers: Headers | None, entry: Ledger
     producer.last = entry
 
 
-_COMMITS: Final = BatchCommits()
-"""The commits of this process, for all batches of all queries."""
+_MARK_WRITER: Final = MarkWriter()
+"""Of this process, for all batches of all queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,13 +399,13 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             return
         run = tasks[0].run
         with_rows = {task.task for task in tasks if task.rows}
-        _COMMITS.check_tasks(self._options, run, batchId, with_rows)
+        _MARK_WRITER.check_tasks(self._options, run, batchId, with_rows)
         self._note_topic()
         if not self._has_marks:
             return
         mark_us = self._options.find_mark(self._find_cti(tasks, batchId))
         if mark_us is not None:
-            _COMMITS.write_mark(self._options, run, batchId, mark_us)
+            _MARK_WRITER.write_mark(self._options, run, batchId, mark_us)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: committed rows stay, and the next attempt finds their entries."""
@@ -430,7 +434,7 @@ def _write_rows(
     """Write a task's rows as its part of `batch`; `owner` is the task."""
     rows = TaskRows(header, blocks, by_topic=options.topic is None)
     if rows.has_rows():
-        repeat(lambda: _write(options, owner, batch, rows), rows.rewind)
+        retry_with_new_client(lambda: _write(options, owner, batch, rows), rows.rewind)
     freeze_objects()
     return rows
 

@@ -23,7 +23,7 @@ from pyspark_timestream.kafka.client.errors import RetryBudget
 from pyspark_timestream.kafka.writer import rows, stream_writer
 from pyspark_timestream.kafka.writer.ledger import MARKS, Owner
 from pyspark_timestream.kafka.writer.rows import TaskRows
-from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun
+from pyspark_timestream.kafka.writer.stream_writer import MarkWriter, QueryRun
 from pyspark_timestream.kafka.writer.write_options import KafkaWriteOptions
 from pyspark_timestream.producer import transactions
 from pyspark_timestream.producer.transactions import read_entries
@@ -203,7 +203,7 @@ def test_a_mark_whose_call_never_returns_is_written_once_by_a_new_producer(
     cluster: Cluster, name: str, before_effect: bool
 ) -> None:
     cluster.hanging, cluster.before_effect = {name: 1}, before_effect
-    process = BatchCommits()
+    process = MarkWriter()
     process.write_mark(OPTIONS, RUN, 0, 10**6)
     process.write_mark(OPTIONS, RUN, 1, 2 * 10**6)
     assert cluster.made == 2
@@ -222,7 +222,7 @@ def test_a_call_that_never_returns_again_and_again_fails_the_batch_by_name_in_ti
     cluster.hanging = {"send_offsets_to_transaction": 99}
     began_s = time.monotonic()
     with pytest.raises(DeliveryFailed, match=r"has not returned from send_offsets_to.*start the"):
-        BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
+        MarkWriter().write_mark(OPTIONS, RUN, 0, 10**6)
     assert cluster.made == stream_writer._ATTEMPTS
     assert time.monotonic() - began_s < 10
     assert cluster.records == []
@@ -238,7 +238,7 @@ def test_a_transaction_that_a_restarted_broker_has_ended_is_begun_anew_at_once(
 ) -> None:
     cluster.errors = [lost_coordinator()]
     began_s = time.monotonic()
-    BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
+    MarkWriter().write_mark(OPTIONS, RUN, 0, 10**6)
     assert (cluster.made, len(cluster.records)) == (2, 1)
     assert time.monotonic() - began_s < 5
 
@@ -251,11 +251,11 @@ def test_a_client_that_was_connected_and_gets_no_answer_any_more_is_replaced_in_
     monkeypatch.setattr(transactions, "RetryBudget", lambda limit_s, pause_s: RetryBudget(0.1))
     cluster.deaf = deaf
     if len(deaf) == 1:
-        BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
+        MarkWriter().write_mark(OPTIONS, RUN, 0, 10**6)
         assert (cluster.made, len(cluster.records)) == (2, 1)
         return
     with pytest.raises(BrokerUnreachable, match="no Kafka broker answered"):
-        BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
+        MarkWriter().write_mark(OPTIONS, RUN, 0, 10**6)
     assert (cluster.made, cluster.records) == (stream_writer._ATTEMPTS, [])
 
 
@@ -269,7 +269,7 @@ def test_a_client_that_was_connected_and_gets_no_answer_any_more_is_replaced_in_
 def test_what_a_new_producer_would_not_change_is_not_repeated(cluster: Cluster, error) -> None:
     cluster.errors = [error]
     with pytest.raises(DeliveryFailed):
-        BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
+        MarkWriter().write_mark(OPTIONS, RUN, 0, 10**6)
     assert cluster.made == 1
 
 
@@ -280,7 +280,9 @@ def task_rows(count: int = 3) -> TaskRows:
 
 def write(some: TaskRows) -> None:
     assert some.has_rows()
-    stream_writer.repeat(lambda: stream_writer._write(OPTIONS, TASK, 0, some), some.rewind)
+    stream_writer.retry_with_new_client(
+        lambda: stream_writer._write(OPTIONS, TASK, 0, some), some.rewind
+    )
 
 
 @pytest.mark.parametrize("before_effect", [True, False], ids=["before", "after"])
@@ -324,7 +326,7 @@ def test_entries_whose_request_has_no_answer_are_read_by_another_client(
 ) -> None:
     cluster.groups, cluster.offsets = ["g"], {"g": (5, "{}")}
     cluster.hanging = {name: 1}
-    found = stream_writer.repeat(lambda: read_entries({}, "t", lambda group: 7))
+    found = stream_writer.retry_with_new_client(lambda: read_entries({}, "t", lambda group: 7))
     assert found == {7: (5, "{}")}
 
 

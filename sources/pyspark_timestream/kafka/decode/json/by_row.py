@@ -319,16 +319,16 @@ def to_bytes(value: Any) -> bytes:
 
 def _to_compact_json(value: Any) -> str:
     if isinstance(value, dict):
-        pairs = (f"{_quote(name)}:{_to_compact_json(inner)}" for name, inner in value.items())
+        pairs = (f"{_format_json(name)}:{_to_compact_json(inner)}" for name, inner in value.items())
         return "{" + ",".join(pairs) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_to_compact_json, value)) + "]"
     if isinstance(value, float):
         return _format_double(float(value))
-    return _quote(value)
+    return _format_json(value)
 
 
-def _quote(value: Any) -> str:
+def _format_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

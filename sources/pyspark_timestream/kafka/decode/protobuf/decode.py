@@ -651,7 +651,7 @@ def parse_block(reader: BlockReader, messages: pa.Array) -> tuple[pa.Array | Non
 
 def _parse_piece(reader: BlockReader, messages: pa.Array, columns: list[pa.Array]) -> Mask:
     """Parse messages, add their rows to `columns`, and return which are well-formed."""
-    data, bounds = _join(messages)
+    data, bounds = _join_messages(messages)
     fine = np.ones(len(messages), np.bool_)
 
     def check(start: int, stop: int) -> None:
@@ -699,7 +699,7 @@ def _isolate(
     return results, failed
 
 
-def _join(messages: pa.Array) -> tuple[memoryview, Integers]:
+def _join_messages(messages: pa.Array) -> tuple[memoryview, Integers]:
     """Join n messages into one, as its rows; return also the bounds of each row in it."""
     n = len(messages)
     lengths = np.diff(locate(messages)[0])
