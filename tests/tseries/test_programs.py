@@ -22,6 +22,7 @@ from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import NO_EVENTS, Point, Query, Range, RetainedRange
+from pyspark_tseries.options import LEAVE_OUT_POLICIES, STORE_POLICIES
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
@@ -37,8 +38,8 @@ BATCHES = st.fixed_dictionaries(
     {
         "rows": st.lists(st.tuples(NAMES, st.none() | st.integers(0, 25)), max_size=3),
         "edits": st.lists(st.tuples(NAMES, st.integers(0, 6)), max_size=2),
-        "policy": st.sampled_from(["fail", "drop", "adjust"]),
-        "missing": st.sampled_from(["fail", "drop"]),
+        "policy": st.sampled_from(list(STORE_POLICIES)),
+        "missing": st.sampled_from(list(LEAVE_OUT_POLICIES)),
         "clock": st.sampled_from(["wall", "event"]),
     }
 ).filter(lambda given: given["rows"] or given["edits"])

@@ -23,6 +23,7 @@ from pyspark_tseries import InvalidQuery, NoSuchEvent, OutOfOrder, TimeSeries
 from pyspark_tseries.maintain import background
 from pyspark_tseries.maintain.compactor import merge_file_groups
 from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.options import STORE_POLICIES
 from pyspark_tseries.store.store import Store
 
 NAMES = ["a", "b", "b/1", "", "\uffff", "\U00020bb7"]
@@ -52,7 +53,7 @@ CELLS = st.fixed_dictionaries(
 MINUTES = st.sampled_from([0, 0, 1, 20, 40, 59, 60, 61, 200, 1500])
 ROWS = st.lists(st.tuples(SERIES, MINUTES, st.booleans(), CELLS), min_size=1, max_size=8)
 """A series, how far its time moves on, whether the row comes late, and its values."""
-POLICIES = st.sampled_from(["fail", "drop", "adjust", "adjust"])
+POLICIES = st.sampled_from([*STORE_POLICIES, "adjust"])
 EDITS = st.lists(st.tuples(SERIES, st.integers(0, 12), CELLS), min_size=1, max_size=4)
 STEPS = st.one_of(
     *[st.tuples(st.just("append"), ROWS, POLICIES)] * 5,

@@ -22,6 +22,7 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange, format_range
+from pyspark_tseries.options import LEAVE_OUT_POLICIES, STORE_POLICIES
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store
 
@@ -193,8 +194,8 @@ class Program:
             edit_of = self.target(name) if self.chance.random() < 0.25 else None
             us = None if edit_of is not None else self.some_us(name)
             rows.append(Row(name, us, value, edit_of))
-        late = self.chance.choice(["fail", "drop", "adjust"])
-        missing = self.chance.choice(["fail", "drop"])
+        late = self.chance.choice(list(STORE_POLICIES))
+        missing = self.chance.choice(list(LEAVE_OUT_POLICIES))
         clock = self.chance.choice(["wall", "event"])
         stamps = pa.array([row.us for row in rows], pa.int64()).cast(pa.timestamp("us", "UTC"))
         table = pa.table(

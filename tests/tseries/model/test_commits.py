@@ -17,6 +17,7 @@ from pyspark_tseries.model.commits import (
     name_writer,
     read_metadata,
 )
+from pyspark_tseries.options import STORE_POLICIES
 from pyspark_tseries.read.delivery import Position
 from pyspark_tseries.store.store import Store
 
@@ -119,7 +120,7 @@ def test_store_promises_the_least_cti_of_its_queries(tmp_path):
     assert Store.open(str(tmp_path / "s")).metadata().ctis.cti_at(1) == 10
 
 
-@pytest.mark.parametrize("policy", ["fail", "drop", "adjust"])
+@pytest.mark.parametrize("policy", list(STORE_POLICIES))
 def test_original_before_the_promise_is_late_also_in_a_new_series(tmp_path, policy):
     store = new_store(tmp_path / "s")
     commit(store, ("a", 5), cti_us=10)

@@ -10,12 +10,13 @@ from tseries.builders import staged
 
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
+from pyspark_tseries.options import STORE_POLICIES
 from pyspark_tseries.write.numbering import add_counts, number_rows
 
 NAMES = st.sampled_from(["a", "b", "ü", ""])
 ROWS = st.lists(st.tuples(NAMES, st.none() | st.integers(-5, 20)), min_size=1, max_size=30)
 BATCHES = st.lists(ROWS, min_size=1, max_size=6)
-POLICY = st.sampled_from(["fail", "drop", "adjust"])
+POLICY = st.sampled_from(list(STORE_POLICIES))
 
 
 def step(index, rows, policy, now_us):

@@ -14,7 +14,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, parse_range
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.options import NO_MAX_US
+from pyspark_tseries.options import LEAVE_OUT_POLICIES, NO_MAX_US
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.numbering import FutureLimit, number_rows
@@ -122,7 +122,7 @@ def test_assigned_timestamps_and_edits_are_never_far_ahead(tmp_path):
     assert series.edit("a", 0, 3).timestamp.year == 2099
 
 
-@pytest.mark.parametrize("policy", ["fail", "drop"])
+@pytest.mark.parametrize("policy", list(LEAVE_OUT_POLICIES))
 @pytest.mark.parametrize("retained", ["last 30D", "unlimited"])
 def test_rows_of_large_tasks_are_judged_like_those_of_small_ones(tmp_path, retained, policy):
     answers = []
@@ -162,7 +162,7 @@ ROWS = st.lists(
 )
 
 
-@given(ROWS, st.none() | st.integers(0, 9), st.sampled_from(["fail", "drop"]))
+@given(ROWS, st.none() | st.integers(0, 9), st.sampled_from(list(LEAVE_OUT_POLICIES)))
 def test_any_batch_equals_one_without_the_rows_that_are_far_ahead(rows, max_days, policy):
     """Its rows are as in a batch that never had them; under `fail` there is none."""
     rule = FutureLimit(None if max_days is None else max_days * DAY_US, policy).rule(UNLIMITED, 0)

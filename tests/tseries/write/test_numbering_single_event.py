@@ -19,6 +19,7 @@ from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.options import STORE_POLICIES
 from pyspark_tseries.storage.data_files import write_events
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.write.batch import Batch, CommitContext
@@ -58,7 +59,7 @@ def batches(draw):
     is_query = draw(st.booleans())
     return Batch(
         table.set_column(2, "author", authors),
-        draw(st.sampled_from(["fail", "drop", "adjust"])),
+        draw(st.sampled_from(list(STORE_POLICIES))),
         "me",
         ("tseries:q:1", draw(st.integers(0, 9))) if is_query else None,
         clock=draw(st.sampled_from(["wall", "event"])),

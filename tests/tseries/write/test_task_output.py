@@ -39,6 +39,7 @@ from pyspark_tseries.model.commits import CommitMetadata
 from pyspark_tseries.model.properties import StoreSettings
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.options import LEAVE_OUT_POLICIES, STORE_POLICIES
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import snapshot as heads
 from pyspark_tseries.storage.data_files import to_data_file
@@ -142,8 +143,8 @@ TASK = st.one_of(
         SpillLimits, st.integers(0, 10), st.just(10**6), st.sampled_from([1, 300, 10**6, 10**6])
     ),
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
-    policy=st.sampled_from(["fail", "drop", "adjust"]),
-    missing=st.sampled_from(["fail", "drop"]),
+    policy=st.sampled_from(list(STORE_POLICIES)),
+    missing=st.sampled_from(list(LEAVE_OUT_POLICIES)),
     clock=st.sampled_from(["wall", "event"]),
     before=st.lists(ROW.filter(lambda row: row[1] is not None), max_size=6),
     expected=st.sampled_from(["true", "true", "true", "of another head", "too old"]),
