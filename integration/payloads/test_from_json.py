@@ -76,11 +76,11 @@ def spark_reads(
 def we_read(
     documents: list[bytes | None],
     schema: pa.Schema,
-    most_singly: int = MAX_SINGLE_VALUES,
+    max_singles: int = MAX_SINGLE_VALUES,
     parse: Callable[..., DecodedBlock] = parse_json,
 ) -> list[Row]:
     values = pa.array(documents, pa.binary())
-    block = parse(RequestedFields(schema), values, most_singly)
+    block = parse(RequestedFields(schema), values, max_singles)
     return rows_of(block.columns, block.malformed.tolist())
 
 

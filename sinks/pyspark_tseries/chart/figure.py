@@ -420,7 +420,7 @@ class ChartRequest:
 
     Attributes:
         columns: the columns; None for the first that can be drawn.
-        most_series: how many series are drawn.
+        max_series: how many series are drawn.
         zone: the time zone; None for UTC.
         units: the units of columns; they come before those of the schema.
         longest_gap: the longest time in microseconds that a line bridges; `USUAL`, or None for any.
@@ -429,7 +429,7 @@ class ChartRequest:
     """
 
     columns: tuple[str, ...] | None
-    most_series: int
+    max_series: int
     zone: str | None
     units: Mapping[str, str]
     longest_gap: int | str | None
@@ -548,11 +548,11 @@ class _Rows:
     @staticmethod
     def of(table: pa.Table, shape: Shape, request: ChartRequest, notes: list[str]) -> "_Rows":
         names, codes = _encode_groups(table, shape.group)
-        if len(names) > request.most_series:
+        if len(names) > request.max_series:
             notes.append(
-                f"the first {request.most_series:,} of {len(names):,} series; max_series draws more"
+                f"the first {request.max_series:,} of {len(names):,} series; max_series draws more"
             )
-            names = names[: request.most_series]
+            names = names[: request.max_series]
         us = to_int64(shown_times(table))
         is_drawable = (us >= MIN_US) & (us <= FINAL_US)
         outside = len(us) - int(is_drawable.sum())

@@ -141,7 +141,7 @@ def make_chart(
         raise InvalidQuery(f"max_series {series_count} is below 1", "1 or more", "correct it")
     request = ChartRequest(
         columns=_parse_columns(columns),
-        most_series=series_count,
+        max_series=series_count,
         zone=shape.zone if timezone is None else find_zone(timezone),
         units=_check_units(units or {}, shape),
         longest_gap=_parse_gap(longest_gap),

@@ -184,12 +184,12 @@ def _format_advice(report: Lateness, options: Mapping[str, str]) -> list[list[st
 def _format_choice(title: str, result: DelayResult, options: Mapping[str, str]) -> list[str]:
     settings = {name: options[name] for name in _TIME_OPTIONS if name in options}
     settings["ctiDelay"] = _format_delay(result)
-    median_us, most_us, _ = result.waits.summarize_us()
+    median_us, p95_us, _ = result.waits.summarize_us()
     cost = "what it costs in waiting is unknown: no CTI passed an event"
-    if median_us is not None and most_us is not None:
+    if median_us is not None and p95_us is not None:
         cost = (
             f"half of the events wait for at most {shorten_duration(median_us)}, "
-            f"95 % for at most {shorten_duration(most_us)}"
+            f"95 % for at most {shorten_duration(p95_us)}"
         )
     lines = [
         f"    .option({json.dumps(name)}, {json.dumps(text)})" for name, text in settings.items()

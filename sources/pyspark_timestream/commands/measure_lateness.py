@@ -85,10 +85,10 @@ class Waits:
     def summarize_us(self) -> tuple[int | None, int | None, int | None]:
         """Return the waits that 50 %, 95 % and 100 % do not exceed; None without any."""
         values_ms = self.find_quantile(0.5), self.find_quantile(0.95), self.greatest_ms
-        median_us, most_us, all_us = (
+        median_us, p95_us, all_us = (
             None if ms is None else ms * MILLISECOND_US for ms in values_ms
         )
-        return median_us, most_us, all_us
+        return median_us, p95_us, all_us
 
     def find_quantile(self, share: float) -> int | None:
         """Return the least wait, in ms and rounded up, that `share` of all waits do not exceed."""

@@ -421,8 +421,8 @@ def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
     The driver has just reached the brokers. A task that cannot reach them has met an outage, which
     must only delay the query.
     """
-    most_ms = max(options.connect_timeout_ms, options.poll_timeout_ms)
-    return replace(options, connect_timeout_ms=most_ms)
+    timeout_ms = max(options.connect_timeout_ms, options.poll_timeout_ms)
+    return replace(options, connect_timeout_ms=timeout_ms)
 
 
 def _commit(options: KafkaOptions, group: str, clocks: Mapping[Partition, CommittedClock]) -> None:

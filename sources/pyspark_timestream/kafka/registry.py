@@ -438,8 +438,8 @@ def request_limit_s(settings: Mapping[str, str]) -> float:
     """
     config = {**_DEFAULTS, **settings}
     tries = int(config["max.retries"]) + 1
-    first_ms, most_ms = int(config["retries.wait.ms"]), int(config["retries.max.wait.ms"])
-    pauses_ms = sum(min(first_ms << min(number, 30), most_ms) for number in range(tries - 1))
+    first_ms, max_ms = int(config["retries.wait.ms"]), int(config["retries.max.wait.ms"])
+    pauses_ms = sum(min(first_ms << min(number, 30), max_ms) for number in range(tries - 1))
     addresses = len(config["url"].split(","))
     return _SPARE_S + addresses * (tries * float(config["timeout"]) + pauses_ms / 1000)
 

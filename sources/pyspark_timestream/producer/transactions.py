@@ -368,8 +368,8 @@ def limit_chunk(count: int, size_bytes: int, max_queued: int) -> int:
     >>> limit_chunk(1_000, 640 * 1024 * 1024, 2_000)
     100
     """
-    most_by_size = _MAX_QUEUED_BYTES * count // max(size_bytes, 1)
-    return max(1, min(_MAX_CHUNK, max_queued, most_by_size))
+    max_by_size = _MAX_QUEUED_BYTES * count // max(size_bytes, 1)
+    return max(1, min(_MAX_CHUNK, max_queued, max_by_size))
 
 
 class BatchTransaction:

@@ -303,14 +303,14 @@ def _join_raw(pieces: list[pa.Array], order: Integers, rows: pa.Array | None) ->
     return joined
 
 
-def split_pieces(payloads: pa.Array, most_rows: int, most_bytes: int) -> Iterator[pa.Array]:
+def split_pieces(payloads: pa.Array, max_rows: int, max_bytes: int) -> Iterator[pa.Array]:
     """Split n binary payloads into pieces of at most this size; a larger payload stands alone."""
     if not len(payloads):
         return
     # searchsorted would convert narrow bounds again for a wider number each time.
     (ends, _), start = locate(payloads), 0
     while start < len(payloads):
-        fitting = int(np.searchsorted(ends, ends[start] + most_bytes, side="right")) - 1
-        stop = min(max(fitting, start + 1), start + most_rows, len(payloads))
+        fitting = int(np.searchsorted(ends, ends[start] + max_bytes, side="right")) - 1
+        stop = min(max(fitting, start + 1), start + max_rows, len(payloads))
         yield payloads.slice(start, stop - start)
         start = stop

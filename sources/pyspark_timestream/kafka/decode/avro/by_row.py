@@ -77,7 +77,7 @@ class _Row:
         self.columns = columns
         self.budget = len(data)  # As in `by_block`: only items without bytes could be more.
 
-    def _read_varint(self, most_bytes: int, bound: int) -> int:
+    def _read_varint(self, max_bytes: int, bound: int) -> int:
         data, position = self.data, self.position
         byte = data[position]
         number, shift = byte & 127, 7
@@ -86,7 +86,7 @@ class _Row:
             byte = data[position]
             number |= (byte & 127) << shift
             shift += 7
-            if shift > 7 * most_bytes:
+            if shift > 7 * max_bytes:
                 raise ValueError("a number has too many bytes")
         self.position = position + 1
         number = (number >> 1) ^ -(number & 1)

@@ -483,15 +483,15 @@ class _ParseFailure(NamedTuple):
 
 
 def parse_json(
-    fields: RequestedFields, values: pa.Array, most_singly: int = MAX_SINGLE_VALUES
+    fields: RequestedFields, values: pa.Array, max_singles: int = MAX_SINGLE_VALUES
 ) -> DecodedBlock:
     """Parse n JSON texts (binary); a null becomes a row of nulls and is not malformed.
 
-    Runs of up to `most_singly` values are parsed one by one.
+    Runs of up to `max_singles` values are parsed one by one.
     """
-    scanned = scan_block(fields, values) if len(values) > most_singly else None
+    scanned = scan_block(fields, values) if len(values) > max_singles else None
     if scanned is None:
-        return parse_unscanned(fields, values, most_singly)
+        return parse_unscanned(fields, values, max_singles)
     arrays, unscanned = scanned
     columns = [
         _convert_scanned(arrays[path], field.type)
@@ -499,7 +499,7 @@ def parse_json(
     ]
     raw = {text: [arrays[path]] for text, path in fields.raw_paths().items()}
     block = build_decoded_block(columns, raw, np.full(len(values), FINE, np.uint8))
-    return _fill_in(fields, values, block, np.flatnonzero(unscanned), most_singly)
+    return _fill_in(fields, values, block, np.flatnonzero(unscanned), max_singles)
 
 
 def _convert_scanned(array: pa.Array, target: pa.DataType) -> Converted:
@@ -511,12 +511,12 @@ def _fill_in(
     values: pa.Array,
     block: DecodedBlock,
     rows: Integers,
-    most_singly: int,
+    max_singles: int,
 ) -> DecodedBlock:
     """Parse the values of `rows`, and put the results into these rows of `block`."""
     if not len(rows):
         return block
-    parsed = parse_unscanned(fields, values.take(pa.array(rows)), most_singly)
+    parsed = parse_unscanned(fields, values.take(pa.array(rows)), max_singles)
     # Pieces that hold only nulls take the type of the others.
     raw = {
         text: [
@@ -533,7 +533,7 @@ def _fill_in(
 
 
 def parse_unscanned(
-    fields: RequestedFields, values: pa.Array, most_singly: int = MAX_SINGLE_VALUES
+    fields: RequestedFields, values: pa.Array, max_singles: int = MAX_SINGLE_VALUES
 ) -> DecodedBlock:
     """Do what `parse_json` does without the scanner."""
     texts, joinable = find_joinable(values)
@@ -544,9 +544,9 @@ def parse_unscanned(
         # A decimal of many places makes Arrow read memory that is not its own, and may end Python.
         joinable &= ~to_mask(pc.match_substring_regex(texts, _NEGATIVE_EXPONENT))
     pieces: list[DecodedBlock] = []
-    for start, stop, joins in _split_runs(joinable, most_singly):
+    for start, stop, joins in _split_runs(joinable, max_singles):
         if joins:
-            pieces += _parse_run(fields, values, texts, start, stop, most_singly)
+            pieces += _parse_run(fields, values, texts, start, stop, max_singles)
         else:
             pieces.append(parse_rows(fields, values.slice(start, stop - start).to_pylist()))
     columns = [
@@ -558,11 +558,11 @@ def parse_unscanned(
     return DecodedBlock(columns, raw, reasons)
 
 
-def _split_runs(joinable: Mask, most_singly: int) -> Iterator[tuple[int, int, bool]]:
+def _split_runs(joinable: Mask, max_singles: int) -> Iterator[tuple[int, int, bool]]:
     """Yield runs as (start, stop, join?); merge short joinable runs with their neighbours."""
     bounds = _run_bounds(joinable)
     lengths = np.diff(bounds)
-    worth = np.repeat(joinable[bounds[:-1]] & (lengths > most_singly), lengths)
+    worth = np.repeat(joinable[bounds[:-1]] & (lengths > max_singles), lengths)
     for start, stop in itertools.pairwise(_run_bounds(worth).tolist()):
         yield start, stop, bool(worth[start])
 
@@ -579,7 +579,7 @@ def _parse_run(
     texts: pa.Array,
     start: int,
     stop: int,
-    most_singly: int,
+    max_singles: int,
 ) -> Iterator[DecodedBlock]:
     """Parse the joinable values from `start` to `stop`, in pieces, in order.
 
@@ -591,38 +591,38 @@ def _parse_run(
     # `size` is how many values Arrow gets next, `singly` how many are parsed one by one after a
     # failure; `bad` is the number of a value that Arrow has refused.
     #
-    # Example: five values, the fourth of them bad, and `most_singly` 1. Arrow refuses all five and
+    # Example: five values, the fourth of them bad, and `max_singles` 1. Arrow refuses all five and
     # names row 3, so it gets the first three next: they are a block. The bad value is parsed by
     # itself, and so is the last one, because one value is not worth a call of Arrow. If the second
     # were bad, it would be near: two values would be parsed one by one, and Arrow would get two.
     position = start
     size = stop - start
-    singly = most_singly
+    singly = max_singles
     bad = -1
     while position < stop:
         count = 1 if position == bad else min(size, stop - position)
-        if count <= most_singly:
+        if count <= max_singles:
             # A bad value, a small half or the last few: parse one by one, and give Arrow more next.
-            size = 4 * max(size, most_singly)
+            size = 4 * max(size, max_singles)
         else:
             block = _parse_joined(fields, texts.slice(position, count))
             if isinstance(block, DecodedBlock):
                 yield block
                 position += count
                 size *= 4
-                singly = most_singly
+                singly = max_singles
                 continue
-            if block.row is None and count > 2 * most_singly:
+            if block.row is None and count > 2 * max_singles:
                 # It names no row: halve the piece until it does, or until it is small.
                 size = count // 2
                 continue
-            if block.row is not None and block.row > most_singly:
+            if block.row is not None and block.row > max_singles:
                 # Read the rows before the bad one with Arrow, and then the bad one by itself.
                 size, bad = block.row, position + block.row
                 continue
             # The bad row is near, or the piece small: read rows one by one, and more next time.
             count = min(max(singly, (block.row or 0) + 1), stop - position)
-            size, singly = max(2 * most_singly, size // 2), 2 * singly
+            size, singly = max(2 * max_singles, size // 2), 2 * singly
         yield parse_rows(fields, values.slice(position, count).to_pylist())
         position += count
 

@@ -45,9 +45,9 @@ RAW = ("t", "s", "i", "d", "when", "edge")
 FIELDS = RequestedFields(SCHEMA, RAW)
 
 
-def rows(values, fields=FIELDS, most_singly=MAX_SINGLE_VALUES):
+def rows(values, fields=FIELDS, max_singles=MAX_SINGLE_VALUES):
     """Per value: its columns, its raw fields with their types, and whether it is malformed."""
-    block = parse_json(fields, pa.array(values, pa.binary()), most_singly)
+    block = parse_json(fields, pa.array(values, pa.binary()), max_singles)
     columns = [column.to_pylist() for column in block.columns]
     assert [column.type for column in block.columns] == fields.columns.types
     for column in block.columns:
