@@ -162,7 +162,7 @@ class PageServer:
             self._server = _create_server(host, port, answer, pages)
         except (OSError, OverflowError, TypeError) as error:  # A port that is no whole number.
             problem = f"port {port} of '{host}' cannot be listened on: {error}"
-            raise OSError(compose_message(problem, *_advise(error, option))) from error
+            raise OSError(compose_message(problem, *_advise_on_address(error, option))) from error
         self.port = int(self._server.server_address[1])
         serve = self._server.serve_forever
         Thread(target=serve, args=(_POLL_S,), name="timestream-page", daemon=True).start()
@@ -173,7 +173,7 @@ class PageServer:
         self._server.server_close()
 
 
-def _advise(error: Exception, option: str) -> tuple[str, str]:
+def _advise_on_address(error: Exception, option: str) -> tuple[str, str]:
     """Return what is accepted where an address cannot be listened on, and the next step."""
     if isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL:
         return (

@@ -707,7 +707,9 @@ def _make_lines(
         is_first = _flag_breaks(rows, current_rows, values[current_rows], request.longest_gap)
         good = np.isfinite(values[current_rows])
         points = current_rows[good]
-        keep = _thin(rows.us[points], values[points], is_first, rows.low, rows.high, request.pixels)
+        keep = _thin_line(
+            rows.us[points], values[points], is_first, rows.low, rows.high, request.pixels
+        )
         drawn_rows = points[keep]
         old = all_rows[~is_now]
         old = old[np.isfinite(values[old]) & np.isfinite(values[rows.current[old]])]
@@ -752,7 +754,7 @@ def _find_usual_gap(us: Int64Array) -> int | None:
     return int(3 * distance_us) if distance_us else None
 
 
-def _thin(
+def _thin_line(
     us: Int64Array, values: FloatArray, is_first: BoolArray, low: int, high: int, pixels: int
 ) -> Int64Array:
     """Return rows that draw the same line: of each pixel first, lowest, highest and last point."""

@@ -65,7 +65,7 @@ def draw_text(figure: Figure, style: Style) -> str:
     notes = [style.text(note.replace(EDITED, f"{_choose_mark(style)} ")) for note in figure.notes]
     if not figure.panels:
         return "\n".join([*title, "no events", *_wrap_notes(notes, style)])
-    panels = list(figure.panels if style.has_colours else _divide(figure))
+    panels = list(figure.panels if style.has_colours else _divide_panels(figure))
     label_width = min(max(_measure_labels(panel, style) for panel in panels), style.width // 3)
     columns = max(style.width - label_width - 2, _MIN_COLUMNS)
     times = fit_time_axis(figure.low, figure.high, figure.zone, columns, len)
@@ -86,7 +86,7 @@ def _choose_mark(style: Style) -> str:
     return "#" if style.is_ascii else EDITED.strip()
 
 
-def _divide(figure: Figure) -> Iterator[Panel]:
+def _divide_panels(figure: Figure) -> Iterator[Panel]:
     """Yield a panel for each line of a panel, with the same axis."""
     for panel in figure.panels:
         if len(panel.lines) < 2:
@@ -283,7 +283,7 @@ def _draw_times(times: TimeAxis, style: Style, label_width: int, columns: int) -
         ruler[column] = mark
     yield f"{' ' * label_width} {corner}{''.join(ruler)}"
     margin = " " * (label_width + 2)
-    yield margin + _place([tick.label for tick in times.ticks], marked, columns)
+    yield margin + _place_labels([tick.label for tick in times.ticks], marked, columns)
     contexts = [
         (tick.context, x) for tick, x in zip(times.ticks, marked, strict=True) if tick.context
     ]
@@ -291,10 +291,12 @@ def _draw_times(times: TimeAxis, style: Style, label_width: int, columns: int) -
     if len(contexts) > 1 and contexts[1][1] - contexts[0][1] < len(contexts[0][0]) + 2:
         contexts = contexts[1:]
     if contexts:
-        yield margin + _place([text for text, _ in contexts], [x for _, x in contexts], columns)
+        yield margin + _place_labels(
+            [text for text, _ in contexts], [x for _, x in contexts], columns
+        )
 
 
-def _place(texts: Sequence[str], positions: Sequence[int], columns: int) -> str:
+def _place_labels(texts: Sequence[str], positions: Sequence[int], columns: int) -> str:
     """Write texts centred at their columns, from left to right; leave out those without room."""
     line = ""
     for text, column in zip(texts, positions, strict=True):

@@ -329,7 +329,7 @@ def _render_edits(
         )
     head = ("event", "what", "who", "when", "time of the event")
     more = f"; and {drawn.more_edits:,} earlier ones" if drawn.more_edits else ""
-    return f"<h3>Edits, newest first{more}</h3>{_scroll(head, rows, 'edits')}"
+    return f"<h3>Edits, newest first{more}</h3>{_scrolling_table(head, rows, 'edits')}"
 
 
 def _describe_change(
@@ -340,15 +340,15 @@ def _describe_change(
         new = edit[field.name]
         if replaced is None:
             changes.append(f"{field.name} {_show_cell(new, zone)}")
-        elif _exactly(new, zone) != _exactly(old := replaced[field.name], zone):
+        elif _format_exactly(new, zone) != _format_exactly(old := replaced[field.name], zone):
             texts = _show_cell(old, zone), _show_cell(new, zone)
             if texts[0] == texts[1]:  # They differ in digits that are not shown elsewhere.
-                texts = _cut_cell(_exactly(old, zone)), _cut_cell(_exactly(new, zone))
+                texts = _cut_cell(_format_exactly(old, zone)), _cut_cell(_format_exactly(new, zone))
             changes.append(f"{field.name} {texts[0]} \N{RIGHTWARDS ARROW} {texts[1]}")
     return ", ".join(changes) or "the same values"
 
 
-def _exactly(cell: pa.Scalar, zone: str | None) -> str:
+def _format_exactly(cell: pa.Scalar, zone: str | None) -> str:
     return format_cell(cell, zone) if cell.is_valid else "\N{EN DASH}"
 
 
@@ -372,10 +372,10 @@ def _render_events(
             ]
         )
     head = ("event", "time", *map(label_column, values), "author")
-    return f"<h3>Newest events</h3>{_scroll(head, rows, 'events')}"
+    return f"<h3>Newest events</h3>{_scrolling_table(head, rows, 'events')}"
 
 
-def _scroll(head: Sequence[str], rows: Sequence[Sequence[str]], key: str) -> str:
+def _scrolling_table(head: Sequence[str], rows: Sequence[Sequence[str]], key: str) -> str:
     """Return a table that scrolls if it is too wide; its cells are HTML."""
     columns = "".join(f'<th scope="col">{to_html(_cut_cell(name))}</th>' for name in head)
     body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
@@ -420,7 +420,7 @@ def render_event(
     close = _link(request.link(event=None), "close", "close", show="drawn")
     return (
         f"{_head(f'Event {request.event:,} of {to_html(_cut_cell(str(request.series)))}')}"
-        f"{_scroll(head, rows, 'versions')}<p>{close}</p>"
+        f"{_scrolling_table(head, rows, 'versions')}<p>{close}</p>"
     )
 
 

@@ -76,7 +76,7 @@ def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
     def build(values: Any) -> pa.Array:
-        return _convert(values, field.type, "")
+        return _convert_column(values, field.type, "")
 
     built = []
     rows_before = 0
@@ -85,12 +85,12 @@ def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
             built.append(build(chunk))
         except pa.ArrowException as error:  # Arrow has no kernel for such a type.
             have = type_name(chunk.type) if isinstance(chunk, pa.Array) else "object"
-            raise _error(field, _Misfit(have, field.type, str(error)), None) from None
+            raise _misfit_error(field, _Misfit(have, field.type, str(error)), None) from None
         except _Misfit as misfit:
             if not misfit.value:
-                raise _error(field, misfit, None) from None
+                raise _misfit_error(field, misfit, None) from None
             row, misfit_in_row = _find_first_misfit(chunk, build, misfit)
-            raise _error(field, misfit_in_row, rows_before + row) from None
+            raise _misfit_error(field, misfit_in_row, rows_before + row) from None
         rows_before += len(chunk)
     return pa.chunked_array(built, field.type)
 
@@ -98,12 +98,14 @@ def convert_column(column: Column, field: pa.Field) -> pa.ChunkedArray:
 def convert_value(value: Any, field: pa.Field) -> pa.Array:
     """Convert one `value` to an array; raise IncompatibleValue if `field` cannot hold it."""
     try:
-        return _convert([value], field.type, "")
+        return _convert_column([value], field.type, "")
     except pa.ArrowException as error:
         have = type(value).__name__
-        raise _error(field, _Misfit(have, field.type, str(error), value=(value,)), None) from None
+        raise _misfit_error(
+            field, _Misfit(have, field.type, str(error), value=(value,)), None
+        ) from None
     except _Misfit as misfit:
-        raise _error(field, misfit, None) from None
+        raise _misfit_error(field, misfit, None) from None
 
 
 def convert_name(series: str) -> pa.Array:
@@ -116,7 +118,7 @@ def convert_name(series: str) -> pa.Array:
     )
 
 
-def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleValue:
+def _misfit_error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleValue:
     name = f"column '{field.name}'" + (f", in '{misfit.path}'," if misfit.path else "")
     store_type = type_name(misfit.data_type)
     if misfit.value:
@@ -148,7 +150,7 @@ def _find_first_misfit(
     return row, last_misfit
 
 
-def _convert(column: Any, data_type: pa.DataType, path: str) -> pa.Array:
+def _convert_column(column: Any, data_type: pa.DataType, path: str) -> pa.Array:
     """Convert an Arrow array, or a list of Python objects, to `data_type`."""
     is_arrow = isinstance(column, pa.Array)
     if is_arrow:
@@ -166,7 +168,7 @@ def _convert(column: Any, data_type: pa.DataType, path: str) -> pa.Array:
         return (_convert_leaf if is_arrow else _convert_leaf_values)(column, data_type, path)
     columns, lengths = (_split_arrow if is_arrow else _split_values)(column, data_type, path)
     children = [
-        _convert(child, field.type, f"{path}.{field.name}" if path else field.name)
+        _convert_column(child, field.type, f"{path}.{field.name}" if path else field.name)
         for child, field in zip(columns, _list_children(data_type), strict=True)
     ]
     if types.is_map(data_type) and children[0].null_count:
@@ -288,7 +290,7 @@ def _convert_leaf(array: pa.Array, data_type: pa.DataType, path: str) -> pa.Arra
             return cast(values)
         except pa.ArrowException:
             raise _Misfit(
-                type_name(have), data_type, *_explain(have, data_type), path=path
+                type_name(have), data_type, *_explain_misfit(have, data_type), path=path
             ) from None
 
     try:
@@ -378,7 +380,7 @@ def _wrong_type(have: pa.DataType, data_type: pa.DataType, path: str) -> _Misfit
     return misfit
 
 
-def _explain(have: pa.DataType, data_type: pa.DataType) -> tuple[str, str]:
+def _explain_misfit(have: pa.DataType, data_type: pa.DataType) -> tuple[str, str]:
     """Explain why a value of type `have` cannot be one of `data_type`, and what to do."""
     if types.is_date(data_type):
         return "it has a time of day, which a date would lose", "give the date alone"
@@ -522,7 +524,7 @@ def _convert_leaf_values(values: list[Any], data_type: pa.DataType, path: str) -
         values_of_class = [values[row] for row in rows_of_class]
         try:
             array = _convert_leaf(
-                _decode(_infer(values_of_class, data_type, path)), data_type, path
+                _decode(_infer_array(values_of_class, data_type, path)), data_type, path
             )
         except _Misfit as misfit:
             misfit.value = misfit.value or (values_of_class[0],)
@@ -533,7 +535,7 @@ def _convert_leaf_values(values: list[Any], data_type: pa.DataType, path: str) -
     return pa.concat_arrays(arrays).take(pa.array(positions))
 
 
-def _infer(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
+def _infer_array(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
     """Convert values of one class to the array that Arrow infers."""
     have = type(values[0]).__name__
 
@@ -551,7 +553,7 @@ def _infer(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
     if isinstance(values[0], datetime):
         for value in values:
             if getattr(value, "nanosecond", 0):  # A Timestamp of pandas has them.
-                raise _Misfit(have, data_type, *_explain(INSTANT, INSTANT), (value,), path)
+                raise _Misfit(have, data_type, *_explain_misfit(INSTANT, INSTANT), (value,), path)
         if values[0].tzinfo is not None:
             return pa.array([from_datetime(value) for value in values]).cast(INSTANT)
     if isinstance(values[0], np.datetime64):

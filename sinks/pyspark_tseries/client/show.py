@@ -104,7 +104,7 @@ def show(location: Location, arguments: argparse.Namespace) -> int:
         _refuse_without_series(arguments)
         print(_list_newest(store, arguments, zone, style))
         return 0
-    result = _ask(store, arguments, zone)
+    result = _ask_store(store, arguments, zone)
     with_events = set(result.table["series"].unique().to_pylist())
     silent = [name for name in dict.fromkeys(arguments.series) if name not in with_events]
     # A series that has had events is known, although the query or the range may hide them.
@@ -112,7 +112,7 @@ def show(location: Location, arguments: argparse.Namespace) -> int:
     if unknown and len(unknown) == len(set(arguments.series)):
         raise _unknown_error(arguments.path, unknown)
     if arguments.save is not None:
-        _save(
+        _save_chart(
             result.chart(
                 arguments.column, max_series=_max_series(arguments), timezone=zone or "UTC"
             ),
@@ -120,7 +120,7 @@ def show(location: Location, arguments: argparse.Namespace) -> int:
         )
         print(f"wrote {arguments.save}")
     else:
-        _draw(result, arguments, zone, style)
+        _draw_result(result, arguments, zone, style)
     if known := [name for name in silent if name not in unknown]:
         print(style.text(f"no events of {', '.join(map(escape_controls, known))}"))
     if unknown:
@@ -128,7 +128,7 @@ def show(location: Location, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(
+def _draw_result(
     result: QueryResult | BucketResult,
     arguments: argparse.Namespace,
     zone: str | None,
@@ -154,7 +154,7 @@ def _unknown_error(path: str, unknown: Sequence[str]) -> InvalidQuery:
     )
 
 
-def _save(chart: Chart, path: str) -> None:
+def _save_chart(chart: Chart, path: str) -> None:
     try:
         chart.save(path)
     except OSError as error:
@@ -209,7 +209,7 @@ def _refuse_without_series(arguments: argparse.Namespace) -> None:
 # -- charts ----------------------------------------------------------------------------------------
 
 
-def _ask(
+def _ask_store(
     store: Questions, arguments: argparse.Namespace, zone: str | None
 ) -> QueryResult | BucketResult:
     query = store.range_query()

@@ -548,12 +548,13 @@ class _CommitViews:
     def _select_columns(self, schema: pa.Schema, stored: Mapping[str, str]) -> str:
         """Return the columns of `schema`, converted from the `stored` types to the store's."""
         return ", ".join(
-            f"{_convert(name, stored.get(name.lower()), self._types[name])} AS {_quote_name(name)}"
+            f"{_convert_column(name, stored.get(name.lower()), self._types[name])}"
+            f" AS {_quote_name(name)}"
             for name in schema.names
         )
 
 
-def _convert(name: str, stored: str | None, needed: str) -> str:
+def _convert_column(name: str, stored: str | None, needed: str) -> str:
     """Return a column converted to the type `needed`.
 
     `stored` is its type in the file; "" if that is the same, None if the file lacks the column.

@@ -91,7 +91,7 @@ class PageRequest(NamedTuple):
     @staticmethod
     def parse(query: str) -> "PageRequest":
         """Parse the query of an address; ignore fields that make no sense."""
-        fields = {name: texts[-1] for name, texts in _parse(query).items()}
+        fields = {name: texts[-1] for name, texts in _parse_query(query).items()}
         last_count = fields.get("last", "")
         return PageRequest(
             search=fields.get("q", "")[:MAX_NAME],
@@ -119,11 +119,11 @@ class PageRequest(NamedTuple):
 
 def parse_width(query: str) -> int:
     """Return the width of a picture for the room that a client has."""
-    width = _parse_number(_parse(query).get("width", [""])[-1]) or 700
+    width = _parse_number(_parse_query(query).get("width", [""])[-1]) or 700
     return min(max(width, _WIDTHS[0]), _WIDTHS[1])
 
 
-def _parse(query: str) -> dict[str, list[str]]:
+def _parse_query(query: str) -> dict[str, list[str]]:
     try:
         return parse_qs(query, keep_blank_values=True, errors="replace", max_num_fields=50)
     except ValueError:
@@ -287,7 +287,7 @@ class StoreViewer:
         """Return a page of the series with `search` in their names, or that fit its pattern."""
         view.list_series(SeriesChoice(()))  # Refuse callers who may not read.
         names = pa.array(find_series(view.snapshot.index(), None).names, pa.string())
-        matching = _search(names, search)
+        matching = _search_names(names, search)
         start = min(start, max(len(matching) - 1, 0)) // PAGE_ROWS * PAGE_ROWS
         page = matching.slice(start, PAGE_ROWS).to_pylist()
         return SeriesList(
@@ -338,7 +338,7 @@ class StoreViewer:
         )
 
 
-def _search(names: pa.Array, search: str) -> pa.Array:
+def _search_names(names: pa.Array, search: str) -> pa.Array:
     if not search:
         return names
     if not _WILDCARDS.isdisjoint(search):

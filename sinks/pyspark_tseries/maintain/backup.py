@@ -273,7 +273,7 @@ def _copy_files(
     for name in names:
         if again or name not in copied:
             try:
-                copied[name] = _copy(source, to, name)
+                copied[name] = _copy_file(source, to, name)
             except FileNotFoundError:
                 if not again:
                     to.remove([to.file(name)])
@@ -281,7 +281,7 @@ def _copy_files(
     return True
 
 
-def _copy(source: Location, to: Location, name: str) -> int:
+def _copy_file(source: Location, to: Location, name: str) -> int:
     path, target = source.file(name), to.file(name)
     if source.is_local and to.is_local:
         to.make_directories(os.path.dirname(target))

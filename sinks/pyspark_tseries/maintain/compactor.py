@@ -201,12 +201,12 @@ def merge_file_groups(store: Store, now_us: int, *, everything: bool) -> Compact
             if not {file.path for file in new_files} & store.snapshot().paths:
                 # In an object store it may still happen; if not, maintenance removes the files.
                 if store.location.is_local:
-                    _discard(store, new_files)
+                    _discard_files(store, new_files)
                 raise
             done = True
         if done:
             return CompactionResult(len(chosen), len(new_files), merge.removed)
-        _discard(store, new_files)
+        _discard_files(store, new_files)
         return None
 
     return store.retry(
@@ -226,7 +226,7 @@ def _lost_events_error(store: Store) -> UnusableStore:
     )
 
 
-def _discard(store: Store, new_files: Sequence[WrittenFile]) -> None:
+def _discard_files(store: Store, new_files: Sequence[WrittenFile]) -> None:
     store.location.discard(store.location.file(file.path) for file in new_files)
 
 
@@ -389,7 +389,7 @@ class Merge:
                 with contextlib.suppress(Exception):
                     # If the file being written failed, it has removed itself.
                     new_files += [] if begun is None else [begun.result()]
-                _discard(self._store, new_files)
+                _discard_files(self._store, new_files)
                 raise
         return new_files
 

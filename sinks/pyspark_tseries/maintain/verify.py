@@ -98,15 +98,15 @@ def describe(
         "last_adjusted": metadata.last_adjusted,
         "future": metadata.future,
         "last_future": metadata.last_future,
-        "cti": _format(metadata.ctis.store_us),
-        "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
+        "cti": _format_time(metadata.ctis.store_us),
+        "cti_writers": {name: _format_time(us) for name, us in metadata.ctis.writers.items()},
         "erasures": sum(1 for _ in read_records(snapshot.location, metadata.erasure)),
         "erasure_files": list_files_with_values(store, list_open_records(store)),
         "maintenance_error": _read_maintenance_error(snapshot.location),
     }
 
 
-def _format(us: int | None) -> str | None:
+def _format_time(us: int | None) -> str | None:
     return None if us is None else format_instant(us)
 
 

@@ -131,13 +131,13 @@ def find_runs_of(series: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Arr
         return series.dictionary.take(pa.array(codes[starts])).cast(pa.string()), starts
     names = series.combine_chunks() if isinstance(series, pa.ChunkedArray) else series
     names = names.cast(pa.string())
-    starts = _changes(
+    starts = _find_changes(
         np.asarray(pc.not_equal(names[1:], names[: len(names) - 1]), bool), len(names)
     )
     return (names if len(starts) == len(names) else names.take(pa.array(starts))), starts
 
 
-def _changes(differs: BoolArray, size: int) -> Int64Array:
+def _find_changes(differs: BoolArray, size: int) -> Int64Array:
     """Return the first of `size` rows, and each row that differs from the row before."""
     return np.concatenate([np.arange(min(size, 1)), np.flatnonzero(differs) + 1])
 
@@ -151,7 +151,7 @@ def find_number_runs(*columns: npt.NDArray[Any]) -> tuple[Int64Array, Int64Array
     """
     size = len(columns[0])
     differs = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    begins = _changes(differs, size)
+    begins = _find_changes(differs, size)
     return begins, np.diff(begins, append=size)
 
 
@@ -316,12 +316,14 @@ class BlockColumns(Mapping[str, Int64Array]):
         """Return the columns of `absent` at `rows`; its numbers fill missing rows and columns."""
         is_present = (rows >= 0) & (rows < self.rows)
         present_rows = rows[is_present]
-        positions = _locate(present_rows)
+        positions = _locate_rows(present_rows)
         columns = {}
         for name, missing in absent.items():
             columns[name] = np.full(len(rows), missing, np.int64)
             if name in self._blocks:
-                columns[name][is_present] = _gather(self._blocks[name], present_rows, positions)
+                columns[name][is_present] = _gather_rows(
+                    self._blocks[name], present_rows, positions
+                )
         return columns
 
     def row(self, row: int, absent: Mapping[str, int]) -> dict[str, int]:
@@ -343,11 +345,11 @@ class BlockColumns(Mapping[str, Int64Array]):
         """
         result = BlockColumns({})
         result.rows = max(self.rows, int(rows.max(initial=-1)) + 1)
-        positions = _locate(rows)
+        positions = _locate_rows(rows)
         for name, missing in absent.items():
-            blocks = _extend(self._blocks.get(name, []), result.rows, missing)
+            blocks = _extend_blocks(self._blocks.get(name, []), result.rows, missing)
             if name in changes:
-                blocks = _overwrite(blocks, rows, changes[name], positions)
+                blocks = _overwrite_rows(blocks, rows, changes[name], positions)
             result._blocks[name] = blocks
         return result
 
@@ -359,7 +361,7 @@ class BlockColumns(Mapping[str, Int64Array]):
         result.rows = max(self.rows, row + 1)
         block, offset = divmod(row, BLOCK_ROWS)
         for name, missing in absent.items():
-            blocks = _extend(self._blocks.get(name, []), result.rows, missing)
+            blocks = _extend_blocks(self._blocks.get(name, []), result.rows, missing)
             if name in numbers:
                 blocks[block] = blocks[block].copy()
                 blocks[block][offset] = numbers[name]
@@ -379,7 +381,7 @@ _Positions = list[tuple[int, Any, Any]]
 """For each touched block: its number, the rows in it, and their offsets there."""
 
 
-def _locate(rows: Int64Array) -> _Positions | None:
+def _locate_rows(rows: Int64Array) -> _Positions | None:
     """Return the positions of `rows`, the same in all columns; None if they lie in many blocks."""
     if len(rows) == 1:
         block, offset = divmod(int(rows[0]), BLOCK_ROWS)
@@ -395,7 +397,9 @@ def _locate(rows: Int64Array) -> _Positions | None:
     ]
 
 
-def _gather(blocks: list[Int64Array], rows: Int64Array, positions: _Positions | None) -> Int64Array:
+def _gather_rows(
+    blocks: list[Int64Array], rows: Int64Array, positions: _Positions | None
+) -> Int64Array:
     if positions is None:
         return _concatenate(blocks)[rows]
     gathered = np.empty(len(rows), np.int64)
@@ -404,7 +408,7 @@ def _gather(blocks: list[Int64Array], rows: Int64Array, positions: _Positions | 
     return gathered
 
 
-def _extend(blocks: list[Int64Array], rows: int, absent: int) -> list[Int64Array]:
+def _extend_blocks(blocks: list[Int64Array], rows: int, absent: int) -> list[Int64Array]:
     rows_before = sum(map(len, blocks[-1:])) + BLOCK_ROWS * max(len(blocks) - 1, 0)
     if rows_before == rows:
         return list(blocks)
@@ -414,7 +418,7 @@ def _extend(blocks: list[Int64Array], rows: int, absent: int) -> list[Int64Array
     return blocks[:full_blocks] + _split_blocks(new)
 
 
-def _overwrite(
+def _overwrite_rows(
     blocks: list[Int64Array], rows: Int64Array, values: Int64Array, positions: _Positions | None
 ) -> list[Int64Array]:
     """Set `values` at `rows` of a column; copy the blocks, because older columns share them."""

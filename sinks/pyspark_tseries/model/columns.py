@@ -427,7 +427,7 @@ def widen_field(current: pa.Field, requested: pa.Field) -> pa.Field:
 
 def add_fields(current: pa.Field, incoming: pa.DataType) -> pa.Field:
     """Return `current`, with the fields of structs that only `incoming` has added at the end."""
-    return current.with_type(_unite(current.type, incoming))
+    return current.with_type(_unite_types(current.type, incoming))
 
 
 _CAST = "add a column of the new type with add_columns, and write to that from now on"
@@ -482,23 +482,23 @@ def _is_wider(old: pa.DataType, new: pa.DataType) -> bool:
     return bool(old in _DIGITS and new in _DIGITS and _DIGITS[old] <= _DIGITS[new])
 
 
-def _unite(old: pa.DataType, new: pa.DataType) -> pa.DataType:
+def _unite_types(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     types = pa.types
     if types.is_struct(old) and types.is_struct(new):
         theirs = {field.name.lower(): field for field in new}
         ours = {field.name.lower() for field in old}
         united = [
-            field.with_type(_unite(field.type, theirs[field.name.lower()].type))
+            field.with_type(_unite_types(field.type, theirs[field.name.lower()].type))
             if field.name.lower() in theirs
             else field
             for field in old
         ]
         return pa.struct([*united, *(field for name, field in theirs.items() if name not in ours)])
     if types.is_list(old) and types.is_list(new):
-        return pa.list_(pa.field("element", _unite(old.value_type, new.value_type)))
+        return pa.list_(pa.field("element", _unite_types(old.value_type, new.value_type)))
     if types.is_map(old) and types.is_map(new):
-        key = _unite(old.key_type, new.key_type)
-        return pa.map_(key, _unite(old.item_type, new.item_type))
+        key = _unite_types(old.key_type, new.key_type)
+        return pa.map_(key, _unite_types(old.item_type, new.item_type))
     return old
 
 

@@ -245,7 +245,7 @@ class CtiRecord:
             return self
         if self.store_us is not None and min(ctis_us) <= self.store_us:
             return self
-        return replace(self, history=_thin((*self.history, (commit, min(ctis_us)))))
+        return replace(self, history=_thin_history((*self.history, (commit, min(ctis_us)))))
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in a head file."""
@@ -265,7 +265,7 @@ def name_writer(token: tuple[str, int] | None) -> str:
     return f"query {token[0][len(QUERY_PREFIX) :]}"
 
 
-def _thin(history: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def _thin_history(history: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     if len(history) <= MAX_HISTORY:
         return history
     recent = MAX_HISTORY // 2

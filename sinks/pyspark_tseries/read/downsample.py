@@ -240,11 +240,11 @@ def finish(
     starts = to_int64(states.table["start"])
     kept_values = _KeptValues(states.kept, codes, starts, downsampling.buckets)
     columns = [
-        _aggregate(states.table, kept_values, aggregate, result_type(schema, aggregate))
+        _compute_aggregate(states.table, kept_values, aggregate, result_type(schema, aggregate))
         for aggregate in downsampling.aggregates
     ]
     if downsampling.is_filled and len(starts):
-        codes, starts, columns = _fill(codes, starts, downsampling, columns, ends_us)
+        codes, starts, columns = _fill_buckets(codes, starts, downsampling, columns, ends_us)
     fields = result_fields(schema, downsampling)
     table = [pa.array(starts).cast(INSTANT), *columns]
     if downsampling.group is not None:
@@ -256,7 +256,7 @@ _IN_PLACE: Final = ("first", "last")
 """These functions return the value of one event."""
 
 
-def _aggregate(
+def _compute_aggregate(
     table: pa.Table, kept_values: "_KeptValues", aggregate: Aggregate, data_type: pa.DataType
 ) -> pa.Array:
     column = _aggregate_column(table, kept_values, aggregate, data_type)
@@ -385,7 +385,7 @@ class _KeptValues:
         until = np.append(us[1:], 0)
         until[first_values + sizes - 1] = ends[filled]
         duration = until - us
-        weighted: Any = np.bincount(bucket, _weigh(values, duration), minlength=size)
+        weighted: Any = np.bincount(bucket, _weigh_by_duration(values, duration), minlength=size)
         covered = np.bincount(bucket, duration, minlength=size)
         # From a bucket's start to its first value, or to its end if it has none, the last value of
         # an earlier bucket holds, if its group has one. Buckets are sorted by group and start.
@@ -395,13 +395,13 @@ class _KeptValues:
         first_us[filled] = us[first_values]
         head = np.where(holds, first_us - self._starts, 0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            weighted += _weigh(values[before], head)
+            weighted += _weigh_by_duration(values[before], head)
             covered += head
             means = weighted / (covered * _WEIGHT)
         return pa.array(means, mask=covered == 0)
 
 
-def _weigh(values: FloatArray, duration_us: Int64Array) -> FloatArray:
+def _weigh_by_duration(values: FloatArray, duration_us: Int64Array) -> FloatArray:
     """Return each value times the time that it holds; without time not even a NaN has a weight."""
     # The unit of weights is so long that no product overflows.
     weighed: FloatArray = np.where(duration_us > 0, values, 0.0) * (duration_us * _WEIGHT)
@@ -443,7 +443,7 @@ def _on_line_of_integers(low: Int64Array, high: Int64Array, fraction: FloatArray
     return result
 
 
-def _fill(
+def _fill_buckets(
     codes: Int64Array,
     starts: Int64Array,
     downsampling: Downsampling,

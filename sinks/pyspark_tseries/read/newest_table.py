@@ -131,7 +131,7 @@ class _StoreTables:
 _KEPT: Final = KeptByStore(lambda _: _StoreTables())
 
 
-def _keep(store: _StoreTables, table: NewestTable) -> None:
+def _keep_table(store: _StoreTables, table: NewestTable) -> None:
     """Keep a table, and as many others as have room; those used last stay."""
     with _KEPT.lock:
         spares = [spare for spare in store.tables[:1] if spare.nbytes <= MAX_SPARE_BYTES]
@@ -251,7 +251,7 @@ class _Question:
         )
         others = np.union1d(np.setdiff1d(np.arange(len(self.series)), fresh), fresh[doubtful])
         sure = np.flatnonzero(~np.isin(fresh, fresh[doubtful]))
-        pieces = [(fresh[sure], _select(rows.pick(sure), self.columns))]
+        pieces = [(fresh[sure], _select_rows(rows.pick(sure), self.columns))]
         if len(others):
             pieces.append((others, self._read_exactly(others)))
         return interleave(len(self.series), pieces)
@@ -310,7 +310,7 @@ class _Question:
                 seen_sequences=seen_sequences,
                 rows=rows,
             )
-            _keep(store, patched)
+            _keep_table(store, patched)
             if names is self.series.names:
                 return rows, count
         fresh = np.setdiff1d(np.arange(size), stale)
@@ -395,7 +395,7 @@ class _Question:
             return rows
         others = np.setdiff1d(np.arange(len(self.series)), positions)
         pieces = [
-            (others, _select(rows.pick(others), self.columns)),
+            (others, _select_rows(rows.pick(others), self.columns)),
             (positions, self._read_exactly(positions)),
         ]
         return interleave(len(self.series), pieces)
@@ -409,5 +409,5 @@ def _invalidate_erased(
     seen_sequences[positions[positions >= 0]] = NO_SEQUENCE
 
 
-def _select(rows: NewestRows, columns: Sequence[str]) -> NewestRows:
+def _select_rows(rows: NewestRows, columns: Sequence[str]) -> NewestRows:
     return NewestRows(rows.table.select(list(columns)), rows.starts)

@@ -517,10 +517,10 @@ def _compute_absolute_bound(point: Point, slots: _Slots) -> _RangeEnd:
         return _RangeEnd(np.full(len(slots.size), point.value), by_time=True)
     if point.kind == "last_us":
         return _RangeEnd(slots.last_us - point.value, by_time=True)
-    return slots.to_bound(_locate(point, slots, forward=True))
+    return slots.to_bound(_locate_point(point, slots, forward=True))
 
 
-def _locate(point: Point, slots: _Slots, *, forward: bool) -> _SlotPosition:
+def _locate_point(point: Point, slots: _Slots, *, forward: bool) -> _SlotPosition:
     nowhere = np.zeros(len(slots.size), bool)
     if point.kind == "start":
         return _SlotPosition(np.zeros_like(slots.size), nowhere)
@@ -538,7 +538,7 @@ def _compute_relative_bound(range_: Range, slots: _Slots, *, forward: bool) -> _
     if range_.span.kind.endswith("_us") and by_time:
         anchor = _compute_absolute_bound(range_.anchor, slots)
         return _RangeEnd(anchor.at + amount, by_time=True)
-    position = _locate(range_.anchor, slots, forward=forward)
+    position = _locate_point(range_.anchor, slots, forward=forward)
     if range_.span.kind.endswith("_us"):
         anchor_us = _compute_anchor_time(position, slots, range_, forward=forward)
         return _RangeEnd(anchor_us + amount, by_time=True)

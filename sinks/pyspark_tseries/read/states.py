@@ -401,7 +401,7 @@ def _fold_values(
         }
     for state in ("min", "max"):
         if state in states:
-            folded[state] = present.spread(_reduce(values, runs, state), size)
+            folded[state] = present.spread(_reduce_runs(values, runs, state), size)
     for state, rows_of_runs in (("first", runs.first), ("last", runs.ends - 1)):
         if state in states:
             rows = rows_of_runs if present.rows is None else present.rows[rows_of_runs]
@@ -499,10 +499,10 @@ def parts_of(state_columns: Mapping[str, pa.Array]) -> Parts:
 
 def _merge_present(column: pa.Array, runs: Runs, function: str) -> pa.Array:
     present = _drop_nulls(column, runs)
-    return present.spread(_reduce(present.values, present.runs, function), len(runs))
+    return present.spread(_reduce_runs(present.values, present.runs, function), len(runs))
 
 
-def _reduce(values: pa.Array, runs: Runs, function: str) -> pa.Array:
+def _reduce_runs(values: pa.Array, runs: Runs, function: str) -> pa.Array:
     """Return the `min`, `max` or `sum` of each run; sums are of decimals."""
     if not len(runs) or not is_number(values.type):
         return _reduce_by_arrow(values, runs, function)

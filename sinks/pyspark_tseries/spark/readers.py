@@ -431,7 +431,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         """Read the only task's rows and hand them over, unless they are many or large."""
         if not self.can_hand_over or len(tasks) != 1:
             return
-        events, stored_bytes = _measure(tasks[0].delivery)
+        events, stored_bytes = _measure_delivery(tasks[0].delivery)
         if events > self._max_handed or stored_bytes > MAX_HANDED_BYTES:
             return
         try:
@@ -500,7 +500,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_subscription": None, "_check": None}
 
 
-def _measure(delivery: Delivery | None) -> tuple[int, int]:
+def _measure_delivery(delivery: Delivery | None) -> tuple[int, int]:
     """Return an upper bound of the events that a task delivers, and the size of their files."""
     if delivery is None:
         return 0, 0

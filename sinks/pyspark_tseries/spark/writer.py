@@ -102,7 +102,7 @@ _NEW_QUERY_ADVICE: Final = (
 )
 
 
-def _stage(
+def _stage_batches(
     target: WriteTarget, batches: Iterator[pa.RecordBatch], *, can_repeat: bool
 ) -> StagedTask:
     task = TaskContext.get()
@@ -144,7 +144,7 @@ def _stage(
     )
 
 
-def _commit(
+def _commit_tasks(
     target: WriteTarget,
     tasks: list[StagedTask],
     token: tuple[str, int] | None,
@@ -300,7 +300,7 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
         is_named = self.target.options.txn_app_id is not None
-        return _stage(self.target, iterator, can_repeat=is_named)
+        return _stage_batches(self.target, iterator, can_repeat=is_named)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append the rows of all tasks."""
@@ -308,7 +308,7 @@ class BatchWriter(DataSourceArrowWriter):
         token = None
         if options.txn_app_id is not None and options.txn_version is not None:
             token = f"{APPLICATION_PREFIX}{options.txn_app_id}", options.txn_version
-        _commit(self.target, _staged_tasks(messages), token)
+        _commit_tasks(self.target, _staged_tasks(messages), token)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove the staged rows."""
@@ -330,7 +330,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
-        return _stage(self.target, iterator, can_repeat=True)
+        return _stage_batches(self.target, iterator, can_repeat=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Append the rows of all tasks, unless the store has this batch already."""
@@ -354,7 +354,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         synced = target.options.synced
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
         self._note_query(_require_query_id(tasks), batchId)
-        commit = _commit(target, tasks, token, cti_us)
+        commit = _commit_tasks(target, tasks, token, cti_us)
         if commit is not None or store.has_token(token):
             # Only now: after a failed first batch the query may be given another store.
             remember_commit(target.checkpoint, store, batchId, commit)

@@ -493,7 +493,7 @@ def scan_file(
     reading = Reading(schema, row_filter)
     for piece in plan_pieces(file, load_footer(location, file), row_filter):
         for piece_rows in read_pieces(location, [piece], reading, threads=True):
-            rows = _assemble(piece_rows.fixed, [piece_rows], schema)
+            rows = _assemble_table(piece_rows.fixed, [piece_rows], schema)
             matching = rows if expression is None else rows.filter(expression)
             if matching.num_rows:
                 yield matching
@@ -502,7 +502,7 @@ def scan_file(
 def assemble_pieces(pieces_rows: Iterable["PieceRows"], schema: pa.Schema) -> pa.Table:
     """Return the rows of pieces, in their order, in the columns of `schema`."""
     alike = groupby(pieces_rows, key=lambda rows: rows.fixed)
-    tables = [_assemble(fixed, list(pieces), schema) for fixed, pieces in alike]
+    tables = [_assemble_table(fixed, list(pieces), schema) for fixed, pieces in alike]
     return pa.concat_tables(tables or [schema.empty_table()])
 
 
@@ -535,7 +535,7 @@ def fold_files(
         for rows in pieces_rows:
             if rows.series is not None:
                 other_columns = schema.remove(schema.get_field_index("series"))
-                table = _assemble(rows.fixed, [rows], other_columns)
+                table = _assemble_table(rows.fixed, [rows], other_columns)
                 fold(table.append_column("series", rows.series))
                 continue
             small.append(rows)
@@ -865,10 +865,12 @@ def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def cast_columns(columns_read: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast the columns that are in `schema` to its types; usually the file already has these."""
     names = [name for name in columns_read.column_names if name in schema.names]
-    return pa.table([_cast(columns_read[name], schema.field(name).type) for name in names], names)
+    return pa.table(
+        [_cast_column(columns_read[name], schema.field(name).type) for name in names], names
+    )
 
 
-def _cast(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.ChunkedArray:
+def _cast_column(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.ChunkedArray:
     if column.type == data_type:
         return column
     if pa.types.is_dictionary(data_type):
@@ -876,7 +878,9 @@ def _cast(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.ChunkedArray:
     return column.cast(data_type)
 
 
-def _assemble(fixed: Mapping[str, Any], pieces: Sequence[PieceRows], schema: pa.Schema) -> pa.Table:
+def _assemble_table(
+    fixed: Mapping[str, Any], pieces: Sequence[PieceRows], schema: pa.Schema
+) -> pa.Table:
     columns_read = pa.concat_tables([piece.columns for piece in pieces])
     rows = sum(piece.rows for piece in pieces)
     columns = [

@@ -177,19 +177,19 @@ def _read_metadata_at(location: Location, path: str) -> CommitMetadata:
             file.seek(CHECKSUM_DIGITS)
             return read_metadata(pa.ipc.open_stream(file).schema)
         content = file.read()
-    return read_metadata(_parse(content).schema)
+    return read_metadata(_parse_table(content).schema)
 
 
 def _read_head(location: Location, path: str) -> pa.Table:
     try:
-        table = _parse(location.read_whole(path))
+        table = _parse_table(location.read_whole(path))
         read_metadata(table.schema)
     except (OSError, *_DAMAGE_ERRORS) as error:
         raise unreadable_head_error(location, path, str(error)) from error
     return table
 
 
-def _parse(content: bytes) -> pa.Table:
+def _parse_table(content: bytes) -> pa.Table:
     """Return the table in a whole file; raise one of _DAMAGE_ERRORS."""
     try:
         return pa.ipc.open_stream(pa.py_buffer(without_checksum(content))).read_all()

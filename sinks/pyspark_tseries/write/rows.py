@@ -417,10 +417,10 @@ def _hash_nested(column: pa.Array) -> Hashes:
         keys = _hash_with_name("key", _hash(column.keys))
         values = _hash_with_name("value", _hash(column.items))
         # The entries of a map have no order.
-        return _sum_parts(_scramble(keys * _ODD + values + _ODD), _offsets(column))
+        return _sum_parts(_scramble(keys * _ODD + values + _ODD), _list_offsets(column))
     if pa.types.is_fixed_size_list(data_type):
         return _hash_nested(column.cast(pa.list_(data_type.value_type)))
-    elements, offsets = _hash(column.values) + _ODD, _offsets(column)
+    elements, offsets = _hash(column.values) + _ODD, _list_offsets(column)
     return _sum_parts(_scramble(elements * _odd_positions(offsets, len(elements))), offsets)
 
 
@@ -478,7 +478,7 @@ def _read_words(
     return words
 
 
-def _offsets(lists: pa.Array) -> Int64Array:
+def _list_offsets(lists: pa.Array) -> Int64Array:
     """Return the offset of each list among the values, and the end of the last one."""
     offsets: Int64Array = lists.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     return offsets

@@ -187,7 +187,7 @@ def advance_trial(rules: TimeRules, trial: DelayTrial, block: SampledBlock) -> D
     # The timestamp of the record that each CTI directly follows.
     before_us = instant_or_sentinel(trial.record_us)
     stamps_us = np.concatenate(([before_us], block.record_us))[result.cti_index + 1]
-    still_waiting, waits = _release(waiting, result.cti_us, stamps_us)
+    still_waiting, waits = _release_waiting(waiting, result.cti_us, stamps_us)
     late_rows = np.flatnonzero(late)
     most_late_us = trial.most_late_us
     if len(late_rows):
@@ -203,7 +203,7 @@ def advance_trial(rules: TimeRules, trial: DelayTrial, block: SampledBlock) -> D
     )
 
 
-def _release(
+def _release_waiting(
     waiting: tuple[_Waiting, ...], ctis_us: Instants, stamps_us: Instants
 ) -> tuple[tuple[_Waiting, ...], Instants]:
     """Return the events that still wait after these CTIs, and the waits of the others in ms.
@@ -562,7 +562,7 @@ def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | N
     broker, reader = Broker(options, _GROUP), RangeReader(options, _GROUP)
     try:
         ranges, is_limited = _find_ranges(options, broker, reader.read, last_us)
-        report = _follow(options, delays_us, ranges, reader.read)
+        report = _follow_ranges(options, delays_us, ranges, reader.read)
     finally:
         reader.close()
         broker.close()
@@ -651,7 +651,7 @@ def _find_newest_ms(
     return None
 
 
-def _follow(
+def _follow_ranges(
     options: KafkaOptions,
     delays_us: Sequence[int],
     ranges: Sequence[OffsetRange],

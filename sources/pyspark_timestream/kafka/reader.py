@@ -341,7 +341,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         taken = self._handing.finish(batch.offset.size, batch.reading)
         if taken is not None:
             rows, end = taken
-            commit = partial(_commit, self._options, batch.tasks[0].group, end.clocks)
+            commit = partial(_commit_clocks, self._options, batch.tasks[0].group, end.clocks)
             self._get_driver().note_end(batch.offset, end.ranges, commit)
             self.hand_over(rows)
         return batch.tasks
@@ -425,7 +425,9 @@ def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
     return replace(options, connect_timeout_ms=timeout_ms)
 
 
-def _commit(options: KafkaOptions, group: str, clocks: Mapping[Partition, CommittedClock]) -> None:
+def _commit_clocks(
+    options: KafkaOptions, group: str, clocks: Mapping[Partition, CommittedClock]
+) -> None:
     """Commit the clocks of a batch that this process has read, with the consumer that read it."""
     with acquire_reader(_extend_connect_timeout(options), group) as reader:
         reader.commit_clocks(clocks)

@@ -147,7 +147,7 @@ def step(
     """
     if rules.is_at_end(clock.cti_us):
         return clock, _leave_out_all(rules, events)
-    end_clock, result = _fold(rules, clock, events, marks)
+    end_clock, result = _fold_block(rules, clock, events, marks)
     until_us = rules.until_us
     if until_us is None or not rules.is_at_end(end_clock.cti_us):
         return end_clock, result
@@ -155,7 +155,7 @@ def step(
     stop = int(result.cti_index[last_cti]) + 1
     # Fold again, only up to the record at which the CTI reaches the end. From this come what later
     # records must not touch: the clock with its counters, the failure and the unreadable marks.
-    end_clock, cut = _fold(rules, clock, _cut_events(events, stop), _cut_marks(marks, stop))
+    end_clock, cut = _fold_block(rules, clock, _cut_events(events, stop), _cut_marks(marks, stop))
     # The rest comes from the whole block, whose columns have an entry for each of its records. The
     # CTI at the end may be missing in the cut block: if a writer's silence or the end of the grace
     # brought it, the record that revealed this comes after the CTI and was cut off.
@@ -174,7 +174,7 @@ def step(
 
 def _leave_out_all(rules: TimeRules, events: Events) -> BlockResult:
     """Return the result for records after the partition's end."""
-    _, result = _fold(rules, PartitionClock(), events, NO_MARKS)
+    _, result = _fold_block(rules, PartitionClock(), events, NO_MARKS)
     no_rows = np.zeros(len(result.keep), dtype=np.bool_)
     return dataclasses.replace(
         result,
@@ -199,7 +199,7 @@ def _cut_marks(marks: Marks, stop: int) -> Marks:
     return Marks(*cut)
 
 
-def _fold(
+def _fold_block(
     rules: TimeRules, clock: PartitionClock, events: Events, marks: Marks
 ) -> tuple[PartitionClock, BlockResult]:
     """Fold a block without regard to the partition's end."""
@@ -228,16 +228,16 @@ def _fold(
     future = None if beyond is None else beyond & well_formed & ~result.late
     result, late_counts = _apply_policies(rules, events, future, result)
     result, outside_count = _limit_to_replay_window(rules, result)
-    tombstone_count = 0 if events.valueless is None else _count(malformed & events.valueless)
+    tombstone_count = 0 if events.valueless is None else _count_true(malformed & events.valueless)
     ineffective_marks = effects.proposals.is_mark & ~generated.effective
     counts = {
-        "events": len(times) if events.present is None else _count(events.present),
-        "malformed": _count(malformed) - tombstone_count,
+        "events": len(times) if events.present is None else _count_true(events.present),
+        "malformed": _count_true(malformed) - tombstone_count,
         "tombstones": tombstone_count,
-        "future": 0 if future is None else _count(future),
+        "future": 0 if future is None else _count_true(future),
         "outside": outside_count,
         "ctis": len(generated.us),
-        "ignored_ctis": len(effects.unreadable) + _count(ineffective_marks),
+        "ignored_ctis": len(effects.unreadable) + _count_true(ineffective_marks),
         **late_counts,
     }
     clues = _add_clues(clock.clues, rules.delay_us, result, events.record_us)
@@ -249,7 +249,7 @@ def _limit_to_replay_window(rules: TimeRules, result: BlockResult) -> tuple[Bloc
     if rules.from_us is None and rules.until_us is None:
         return result, 0
     inside = _select_inside(rules, result)
-    outside_count = _count(result.keep & ~inside)
+    outside_count = _count_true(result.keep & ~inside)
     return dataclasses.replace(result, keep=result.keep & inside, inside=inside), outside_count
 
 
@@ -274,7 +274,7 @@ def _advance_clock(
     )
 
 
-def _count(mask: Mask) -> int:
+def _count_true(mask: Mask) -> int:
     return int(np.count_nonzero(mask))
 
 
@@ -340,15 +340,15 @@ def _apply_policies(
         if mask.any():
             action: Action = getattr(policy, kind)
             if kind == "malformed":
-                result = _apply(action, MALFORMED, mask, result)
+                result = _apply_action(action, MALFORMED, mask, result)
                 continue
-            result = _apply(action, LATE, mask, result)
+            result = _apply_action(action, LATE, mask, result)
             if action.counter:
-                counts[action.counter] += _count(mask)
+                counts[action.counter] += _count_true(mask)
     future_action = FUTURE_POLICIES[rules.future_policy].action
     future_action = Action.FLAG if future_action is None and policy.flags else future_action
     if future_action is not None and future is not None and future.any():
-        result = _apply(future_action, FUTURE, future, result)
+        result = _apply_action(future_action, FUTURE, future, result)
     if policy.fails and len(result.unreadable):
         row = int(result.unreadable[0])
         # An event of the same record fails before its mark.
@@ -371,7 +371,7 @@ def _group_by_kind(shape: str, events: Events, result: BlockResult) -> list[tupl
     return [*shaped, ("malformed", result.malformed)]
 
 
-def _apply(action: Action, code: int, mask: Mask, result: BlockResult) -> BlockResult:
+def _apply_action(action: Action, code: int, mask: Mask, result: BlockResult) -> BlockResult:
     """Apply an action to the events of `mask`; `code` is their violation."""
     if action is Action.DROP:
         return dataclasses.replace(result, keep=result.keep & ~mask)
@@ -423,7 +423,9 @@ def _add_clues(
         is_old = result.well_formed & (times < OLD_US)
         is_early = is_old & find_early(times)
         late = late & ~is_early
-        clues = clues._replace(old=clues.old + _count(is_old), early=clues.early + _count(is_early))
+        clues = clues._replace(
+            old=clues.old + _count_true(is_old), early=clues.early + _count_true(is_early)
+        )
     late_rows = np.flatnonzero(late)
     if not len(late_rows):
         if len(result.cti_index):
@@ -442,9 +444,9 @@ def _add_clues(
     floor = np.where(earlier == NEVER, MIN_US, earlier) - max(delay_us, 0)
     return clues._replace(
         lead_us=int(leads[-1]) or None,
-        ahead=clues.ahead + _count(is_ahead),
+        ahead=clues.ahead + _count_true(is_ahead),
         behind_us=int(highest[-1]),
-        misplaced=clues.misplaced + _count(late_us < floor),
+        misplaced=clues.misplaced + _count_true(late_us < floor),
         most_late_us=max(clues.most_late_us, int(late_by_us.max(initial=0))),
     )
 

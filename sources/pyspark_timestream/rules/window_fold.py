@@ -101,13 +101,13 @@ class WindowFold:
             SchemaRefused: `rows` lacks a column, or a column has a type that is not folded.
         """
         for name in (self.event_time, CTI_COLUMN):
-            if _find(rows, name).type != INSTANT:
+            if _find_field(rows, name).type != INSTANT:
                 raise SchemaRefused(
-                    f"column '{name}' is {_find(rows, name).type}",
+                    f"column '{name}' is {_find_field(rows, name).type}",
                     "a timestamp column",
                     "give it the type timestamp in .schema(...), or name another column",
                 )
-        keys = [(name, _check_key(_find(rows, name))) for name in self.by]
+        keys = [(name, _check_key(_find_field(rows, name))) for name in self.by]
         partials = [
             (name, _find_type(partial, rows))
             for name, partial in zip(self.name_partials(), self.partials, strict=True)
@@ -115,7 +115,7 @@ class WindowFold:
         return pa.schema([(self.event_time, INSTANT), (CTI_COLUMN, INSTANT), *keys, *partials])
 
 
-def _parse(text: str) -> WindowFold | None:
+def _parse_fold(text: str) -> WindowFold | None:
     if not text.strip():
         return None
     try:
@@ -140,7 +140,7 @@ def _parse(text: str) -> WindowFold | None:
 
 
 FOLD: Final = Parser(
-    _parse,
+    _parse_fold,
     "the text that aggregate_windows writes",
     format=WindowFold.to_text,
     none_text="",
@@ -148,7 +148,7 @@ FOLD: Final = Parser(
 """Reads option `foldWindows`."""
 
 
-def _find(rows: pa.Schema, name: str) -> pa.Field:
+def _find_field(rows: pa.Schema, name: str) -> pa.Field:
     index = rows.get_field_index(name)
     if index < 0:
         raise SchemaRefused(
@@ -191,7 +191,7 @@ def _find_type(partial: Partial, rows: pa.Schema) -> pa.DataType:
     """Return the type of a partial column, wide enough for every partial value."""
     if partial.column is None:
         return pa.int64()
-    field, types = _find(rows, partial.column), pa.types
+    field, types = _find_field(rows, partial.column), pa.types
     if partial.function == "count":
         return pa.int64()
     if partial.function in ("min", "max") and _is_ordered(field.type):
@@ -285,7 +285,7 @@ def _select_data(fold: WindowFold, table: pa.Table) -> pa.Table:
 def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table:
     data_types = dict(zip(fold.partials, schema.types[2 + len(fold.by) :], strict=True))
     us = table[fold.event_time].cast(pa.int64()).to_numpy()
-    keys = [_encode(table[name]) for name in fold.by]
+    keys = [_encode_values(table[name]) for name in fold.by]
     if all(_is_safe(table, partial, data_type) for partial, data_type in data_types.items()):
         codes = _Codes(us, fold.pane_us, keys)
         groups = _RowGroups(codes.codes, codes.size)
@@ -293,7 +293,7 @@ def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table
     else:
         # Spark adds these rows itself, so that a sum is out of bounds where Spark says so.
         groups = _RowGroups(np.arange(len(us)), len(us))
-        panes = _floor(us, fold.pane_us)
+        panes = _floor_to_panes(us, fold.pane_us)
         key_indexes = [key.indices.to_numpy() for key in keys]
     results = [pa.array(panes).cast(INSTANT), pa.nulls(len(panes), INSTANT)]
     results += [
@@ -312,19 +312,19 @@ def _fold_data(fold: WindowFold, schema: pa.Schema, table: pa.Table) -> pa.Table
     return pa.Table.from_arrays(results, schema=schema)
 
 
-def _encode(values: pa.ChunkedArray) -> pa.DictionaryArray:
+def _encode_values(values: pa.ChunkedArray) -> pa.DictionaryArray:
     """Encode values as indexes into the distinct values; null is one of these."""
     encoded = values.combine_chunks().dictionary_encode(null_encoding="encode")
     return encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
 
 
-def _floor(us: Instants, pane_us: int) -> Instants:
+def _floor_to_panes(us: Instants, pane_us: int) -> Instants:
     """Return the panes of times; a time before 1970 stays, since `advance_time` refuses it."""
     floored: Instants = us // pane_us * pane_us
     return floored if us.min() >= 0 else np.where(us < 0, us, floored)
 
 
-def _number(values: Integers) -> tuple[Integers, Integers]:
+def _number_values(values: Integers) -> tuple[Integers, Integers]:
     """Return a number for each distinct value, without gaps, and the values by their numbers."""
     encoded = pa.array(values).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_numpy()
@@ -358,7 +358,7 @@ class _Codes:
         first_pane, last_pane = int(us.min()) // self._pane_us, int(us.max()) // self._pane_us
         self.size = last_pane - first_pane + 1
         if first_pane < 0 or self.size > len(us):
-            self._number_anew(_floor(us, self._pane_us))
+            self._number_anew(_floor_to_panes(us, self._pane_us))
             self._pane_us = 1
         else:
             self.codes = np.floor_divide(us, self._pane_us, out=us if us.flags.writeable else None)
@@ -366,7 +366,7 @@ class _Codes:
             self.codes -= first_pane
 
     def _number_anew(self, values: Integers) -> None:
-        self.codes, distinct = _number(values)
+        self.codes, distinct = _number_values(values)
         self.size = len(distinct)
         self._steps.append(distinct)
 
@@ -441,7 +441,7 @@ class _Values:
         if types.is_floating(values.type):
             return _to_sortable(values)
         if _is_bytes(values.type):
-            ranks, self._ranked = _rank(values)
+            ranks, self._ranked = _rank_values(values)
             return ranks
         if types.is_date32(values.type):
             values = values.cast(pa.int32())
@@ -539,9 +539,9 @@ def _from_sortable(keys: Integers) -> npt.NDArray[np.float64]:
     return bits.view(np.float64)
 
 
-def _rank(values: pa.ChunkedArray) -> tuple[Integers, pa.Array]:
+def _rank_values(values: pa.ChunkedArray) -> tuple[Integers, pa.Array]:
     """Return the rank of each value in the order of its bytes, and the values by their ranks."""
-    encoded = _encode(values)
+    encoded = _encode_values(values)
     order = pc.sort_indices(encoded.dictionary)
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order.to_numpy()] = np.arange(len(order))

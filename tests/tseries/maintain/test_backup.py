@@ -108,7 +108,7 @@ def test_backup_while_writers_go_on_is_a_whole_commit(tmp_path, store):
 def test_backup_takes_a_newer_commit_where_maintenance_removes_a_file_meanwhile(
     tmp_path, store, monkeypatch
 ):
-    real, copied = backups._copy, []
+    real, copied = backups._copy_file, []
 
     def copy(source, to, name):
         if len(copied) == 3:
@@ -122,7 +122,7 @@ def test_backup_takes_a_newer_commit_where_maintenance_removes_a_file_meanwhile(
         copied.append(name)
         return real(source, to, name)
 
-    monkeypatch.setattr(backups, "_copy", copy)
+    monkeypatch.setattr(backups, "_copy_file", copy)
     done = backup(store.root, str(tmp_path / "b"))
     assert done.commit.number == 25
     assert stored(tmp_path / "b", *EVENT) == stored(tmp_path / "s", *EVENT)
@@ -131,7 +131,7 @@ def test_backup_takes_a_newer_commit_where_maintenance_removes_a_file_meanwhile(
     def never(source, to, name):
         raise FileNotFoundError(name)
 
-    monkeypatch.setattr(backups, "_copy", never)
+    monkeypatch.setattr(backups, "_copy_file", never)
     with pytest.raises(StoreBusy, match=r"what was copied to '.*' is not a store"):
         backup(store.root, str(tmp_path / "c"))
 

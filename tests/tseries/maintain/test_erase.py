@@ -356,7 +356,7 @@ def test_a_compaction_killed_after_its_files_were_written_is_named_and_swept(
     series, path, monkeypatch
 ):
     monkeypatch.setattr("pyspark_tseries.maintain.compactor.replace_files", _dies)
-    monkeypatch.setattr("pyspark_tseries.maintain.compactor._discard", lambda *given: None)
+    monkeypatch.setattr("pyspark_tseries.maintain.compactor._discard_files", lambda *given: None)
     with pytest.raises(KeyboardInterrupt):
         compact(str(path))
     orphan = next((path / "kind=event").glob("*_0000.parquet"))

@@ -172,7 +172,7 @@ class StateFiles:
                 self._read_partition(store.partition_folder(number), version, due)
                 for number in range(store.partitions)
             ]
-        return _count(stores[0].operator, partition_keys, is_window)
+        return _count_state(stores[0].operator, partition_keys, is_window)
 
     def _read_partition(self, folder: Path, version: int, due: Due | None) -> _Keys:
         # The partition is put back once it is read whole, so a failure leaves nothing half read.
@@ -232,12 +232,12 @@ class StateFiles:
         self._count_bytes(path)
         content = path.read_bytes()
         if content != _NO_CHANGE:
-            raw = _unpack(content)
+            raw = _unpack_lz4(content)
             if raw[:3] == _LATER_CHANGELOG:
                 raise _StateUnreadable(
                     f"its changelogs are of version {raw[3:4].decode()}; {_ASK_SPARK}"
                 )
-            _change(raw, keys, due, 1 if self._provider == _ROCKSDB else 0)
+            _apply_changes(raw, keys, due, 1 if self._provider == _ROCKSDB else 0)
 
     def _count_bytes(self, path: Path) -> None:
         self._bytes_left -= path.stat().st_size
@@ -328,7 +328,7 @@ _NO_CHANGE: Final = _HEADER.pack(_MAGIC, 0x15, 4, 4, 0x084D80DB) + _SIZE.pack(-1
 """The delta of a batch that changed nothing in its partition; most deltas are such."""
 
 
-def _unpack(content: bytes) -> bytes:
+def _unpack_lz4(content: bytes) -> bytes:
     """Unpack what Java's `LZ4BlockOutputStream` wrote.
 
     Raises:
@@ -353,7 +353,7 @@ def _unpack(content: bytes) -> bytes:
     return b"".join(blocks)
 
 
-def _change(raw: bytes, keys: _Keys, due: Due | None, start: int) -> None:
+def _apply_changes(raw: bytes, keys: _Keys, due: Due | None, start: int) -> None:
     """Apply the changes in a file to a partition's keys; the row in a key begins at `start`."""
     position = 0
     while True:
@@ -526,7 +526,7 @@ def _list_blocks(index: bytes) -> Iterator[tuple[int, int]]:
 _BLOCK_TRAILER: Final = 5
 
 
-def _count(operator: str, partitions: Sequence[_Keys], is_window: bool) -> OperatorState:
+def _count_state(operator: str, partitions: Sequence[_Keys], is_window: bool) -> OperatorState:
     times = Counter(us for keys in partitions for us in keys.values() if us is not None)
     return OperatorState(
         operator,

@@ -107,8 +107,8 @@ class _Compare:
     type: pa.DataType = _BOOLEAN
 
     def compute(self, read_column: ReadColumn) -> Any:
-        left = _cast(self.left.compute(read_column), self.common)
-        right = _cast(self.right.compute(read_column), self.common)
+        left = _cast_values(self.left.compute(read_column), self.common)
+        right = _cast_values(self.right.compute(read_column), self.common)
         match self.name:
             case "=":
                 return _equal(left, right)
@@ -133,7 +133,7 @@ class _In:
     type: pa.DataType = _BOOLEAN
 
     def compute(self, read_column: ReadColumn) -> Any:
-        operand = _cast(self.operand.compute(read_column), self.common)
+        operand = _cast_values(self.operand.compute(read_column), self.common)
         if pa.types.is_floating(self.common):
             # Arrow finds -0.0 only where the set has -0.0, and the sum is 0.0.
             operand = pc.add(operand, pa.scalar(0.0, self.common))
@@ -197,7 +197,7 @@ class _Chain:
         return truth
 
 
-def _cast(values: Any, data_type: pa.DataType) -> Any:
+def _cast_values(values: Any, data_type: pa.DataType) -> Any:
     if values.type == data_type:
         return values
     if pa.types.is_decimal(values.type) and data_type == _DOUBLE:
@@ -309,7 +309,7 @@ class _Typing:
         return self._compare(node)
 
     def _column(self, names: tuple[str, ...]) -> _ColumnStep:
-        name = _find(names[0], self._columns) or _find(names[0], self._others)
+        name = _find_column(names[0], self._columns) or _find_column(names[0], self._others)
         if name is None:
             raise self._unknown(names)
         data_type = self._columns.get(name, self._others.get(name))
@@ -330,7 +330,7 @@ class _Typing:
 
     def _unknown(self, names: tuple[str, ...]) -> _Refused:
         dotted = ".".join(names)
-        if len(names) > 1 and _find(dotted, self._columns):
+        if len(names) > 1 and _find_column(dotted, self._columns):
             step = f"write `{dotted}` in backquotes, as Spark asks for"
         else:
             step = "name a column of .schema(...), or add it there"
@@ -342,7 +342,7 @@ class _Typing:
         left, right = _fit_text(left, right), _fit_text(right, left)
         if pa.null() in (left.type, right.type):
             return self._compare_null(node, left, right)
-        common = _unify(left, right)
+        common = _unify_types(left, right)
         left, right = (_cast_value(step, common) for step in (left, right))
         return _Compare(node.name, left, right, common)
 
@@ -389,7 +389,7 @@ def _cast_value(step: _Step, data_type: pa.DataType) -> Any:
     return _Value(float(step.value) if data_type == _DOUBLE else step.value, data_type)
 
 
-def _find(name: str, columns: Mapping[str, Any]) -> str | None:
+def _find_column(name: str, columns: Mapping[str, Any]) -> str | None:
     """Find a column by its name; in any case, if only one column matches."""
     if name in columns:
         return name
@@ -403,7 +403,7 @@ def _find_field(data_type: pa.DataType, name: str) -> int | None:
     if not pa.types.is_struct(data_type) or name_struct_of_spark(data_type):
         return None
     indexes = {child.name: index for index, child in enumerate(data_type)}
-    field_name = _find(name, indexes)
+    field_name = _find_column(name, indexes)
     return None if field_name is None else indexes[field_name]
 
 
@@ -471,7 +471,7 @@ def _is_comparable(data_type: pa.DataType) -> bool:
     return _is_number(data_type) or data_type in _SAME
 
 
-def _unify(left: _Step, right: _Step, *, in_list: bool = False) -> pa.DataType:
+def _unify_types(left: _Step, right: _Step, *, in_list: bool = False) -> pa.DataType:
     """Return the type in which Spark compares two values, whatever the session's settings are."""
     pair = (left.type, right.type)
     if left.type == right.type and (left.type in _SAME or _is_number(left.type)):
@@ -561,7 +561,7 @@ def _find_common(operand: _ColumnStep, values: list[_Value]) -> pa.DataType:
     """Return the type in which Spark compares an operand with all values of a list."""
     common: _Step = operand
     for value in values:
-        data_type = _unify(common, value, in_list=True)
+        data_type = _unify_types(common, value, in_list=True)
         # This value has been checked; the next ones are checked against the common type so far.
         common = _ColumnStep(operand.name, operand.path, data_type)
     if not _is_comparable(common.type):

@@ -361,15 +361,19 @@ def find_new_warnings(before: Warnings, after: Warnings) -> list[Diagnosis]:
     """Return what to log: kinds that are new in `after`, or that have risen in level."""
     levels = {warning.kind: warning.level for warning in before}
     fresh = (warning for warning in after if warning.level > levels.get(warning.kind, -1))
-    return [_recall(warning) for warning in fresh if warning.kind in _KNOWN]
+    return [_recall_diagnosis(warning) for warning in fresh if warning.kind in _KNOWN]
 
 
 def recall_warnings(warnings: Warnings) -> list[Diagnosis]:
     """Return the diagnoses of the warnings that hold."""
-    return [_recall(warning) for warning in warnings if warning.holds and warning.kind in _KNOWN]
+    return [
+        _recall_diagnosis(warning)
+        for warning in warnings
+        if warning.holds and warning.kind in _KNOWN
+    ]
 
 
-def _recall(warning: GivenWarning) -> Diagnosis:
+def _recall_diagnosis(warning: GivenWarning) -> Diagnosis:
     return Diagnosis(**{**dataclasses.asdict(warning), "kind": _KNOWN[warning.kind]})
 
 

@@ -182,7 +182,9 @@ def build_histories(batches: Iterable[BatchReport]) -> dict[str, History]:
         for record in batch.records:
             numbered = by_source.setdefault(record.offset.stream, {})
             earlier = numbered.get(record.offset.number)
-            numbered[record.offset.number] = record if earlier is None else _merge(earlier, record)
+            numbered[record.offset.number] = (
+                record if earlier is None else _merge_records(earlier, record)
+            )
     return {
         stream: tuple(record for _, record in sorted(numbered.items()))
         for stream, numbered in by_source.items()
@@ -272,7 +274,7 @@ def _read_record(planned_us: int, value: Mapping[str, Any], report: Any) -> Batc
     )
 
 
-def _merge(earlier: BatchRecord, record: BatchRecord) -> BatchRecord:
+def _merge_records(earlier: BatchRecord, record: BatchRecord) -> BatchRecord:
     """Merge a batch from two sources; their times agree within milliseconds, so keep the first."""
     ends = {**earlier.readable_ends, **record.readable_ends}
     settings = record.topic_settings or earlier.topic_settings

@@ -265,7 +265,7 @@ def _describe_misfits(
             parent = _describe_parent(objects[row], path[: lookup.depth])
             yield f"field '{field.name}' of .schema(...) is inside another, and {parent}"
             continue
-        summary = _summarize(field.name, lookup.value)
+        summary = _summarize_value(field.name, lookup.value)
         yield f"field '{field.name}' is {kind} in .schema(...), and one value there is {summary}"
 
 
@@ -277,7 +277,7 @@ def _describe_time(
     if problem:
         return problem
     form = "" if option == "edge" else _name_time_form(value)
-    text = f"one value in '{source}' is {_summarize(source.name, value, has_end=True)}"
+    text = f"one value in '{source}' is {_summarize_value(source.name, value, has_end=True)}"
     text += f": {form}" if form else ""
     unit = "" if option == "edge" else _find_other_unit(value, options)
     return f"{text}; {unit}" if unit else text
@@ -307,11 +307,11 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
         return "", lookup.value
     parent = descend(parsed, path[: lookup.depth]).value
     if isinstance(parent, dict):
-        return _describe_absence(parsed, path, lookup.depth) + _compare(source, block), None
+        return _describe_absence(parsed, path, lookup.depth) + _compare_records(source, block), None
     return _describe_parent(parsed, path[: lookup.depth]), None
 
 
-def _compare(source: TimeFrom, block: RecordBlock) -> str:
+def _compare_records(source: TimeFrom, block: RecordBlock) -> str:
     """Say whether other records have the field that this one lacks."""
     values = [] if block.values is None else block.values.to_pylist()
     objects = [parse_object(value) for value in values]
@@ -324,9 +324,8 @@ def _compare(source: TimeFrom, block: RecordBlock) -> str:
 def _describe_parent(parsed: dict[str, Any] | None, path: Path) -> str:
     """Describe the value at `path`, which should be an object."""
     name = format_path(path)
-    return (
-        f"one value in '{name}' is {_summarize(name, descend(parsed, path).value)}, not an object"
-    )
+    value = _summarize_value(name, descend(parsed, path).value)
+    return f"one value in '{name}' is {value}, not an object"
 
 
 def _describe_absence(parsed: dict[str, Any], path: Path, depth: int) -> str:
@@ -375,7 +374,7 @@ def _describe_non_object(value: bytes) -> str:
     text = value.decode(errors="replace")
     # Both ends of the text may show any field, so one name that suggests a secret hides them.
     secret = next(filter(suggests_secret, _WORD.findall(text)), "")
-    summary = _summarize(secret, text, has_end=True)
+    summary = _summarize_value(secret, text, has_end=True)
     return f"one value is not a JSON object, but {summary}: {name_value_form(value).name}"
 
 
@@ -387,7 +386,7 @@ def _list_names(noun: str, entries: Sequence[dict[str, Any]], key: str) -> str:
     return f", but {', '.join(names)}{more}"
 
 
-def _summarize(name: str, value: Any, *, has_end: bool = False) -> str:
+def _summarize_value(name: str, value: Any, *, has_end: bool = False) -> str:
     """Describe a value by its type and beginning, a possible secret only by its type.
 
     With `has_end` show the end too, if both together are at most half of the value.

@@ -95,7 +95,7 @@ def encode_group_metadata(
     """
     value = {
         "for": _compute_key(offset, partition),
-        "packed": _pack(end, offset.partitions[partition].clock),
+        "packed": _pack_clock(end, offset.partitions[partition].clock),
         "settings": dict(settings or {}),
         "stream": offset.stream[:_STREAM_PREFIX_LENGTH],
         "version": _METADATA_VERSION,
@@ -131,7 +131,7 @@ def decode_group_metadata(
             return GroupMetadata(other_stream=stream if is_other else None)
         start = offset.partitions[partition].clock
         return GroupMetadata(
-            clock=_unpack(value["packed"], start) if "packed" in value else None,
+            clock=_unpack_clock(value["packed"], start) if "packed" in value else None,
             malformed_payloads=MalformedPayloads.from_json(value),
             settings=tuple(sorted(value.get("settings", {}).items())),
             refused_length=value.get("length"),
@@ -147,7 +147,7 @@ def describe_missing_clocks(is_ordered: bool) -> str:
     return "the counts in the progress leave its records out"
 
 
-def _pack(clock: PartitionClock, start: PartitionClock) -> str:
+def _pack_clock(clock: PartitionClock, start: PartitionClock) -> str:
     """Return `clock` as ASCII text, as differences from `start`."""
     body: list[bytes] = []
     head = replace(clock, writers=()).to_json()
@@ -158,8 +158,8 @@ def _pack(clock: PartitionClock, start: PartitionClock) -> str:
     return base64.b85encode(deflate.compress(text) + deflate.flush()).decode()
 
 
-def _unpack(text: str, start: PartitionClock) -> PartitionClock:
-    """Read the result of `_pack`.
+def _unpack_clock(text: str, start: PartitionClock) -> PartitionClock:
+    """Read the result of `_pack_clock`.
 
     Raises:
         ValueError: the text is not such a result; the message says why.

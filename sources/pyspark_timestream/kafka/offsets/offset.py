@@ -224,7 +224,7 @@ class MalformedPayloads:
     @classmethod
     def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedPayloads":
         """Create from the number of malformed records for each reason."""
-        return cls(_sort(counts))
+        return cls(_sort_counts(counts))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "MalformedPayloads":
@@ -232,7 +232,7 @@ class MalformedPayloads:
         if _MALFORMED_KEYS.isdisjoint(value):
             return NO_MALFORMED_PAYLOADS
         return cls(
-            _sort(value.get("malformed", {})),
+            _sort_counts(value.get("malformed", {})),
             value.get("malformed_at"),
             value.get("malformed_event_at"),
             value.get("malformed_time_at"),
@@ -272,10 +272,10 @@ class MalformedPayloads:
         counts = dict(self.by_reason)
         for reason, count in other.by_reason:
             counts[reason] = counts.get(reason, 0) + sign * count
-        return _sort(counts)
+        return _sort_counts(counts)
 
 
-def _sort(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def _sort_counts(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((reason, count) for reason, count in counts.items() if count))
 
 

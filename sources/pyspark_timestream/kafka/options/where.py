@@ -179,7 +179,7 @@ def _parse_where(text: str) -> Where:
     texts: list[str] = []
     plain = _QUOTED.sub(lambda match: _set_aside(match, texts), text)
     try:
-        parsed, tokens = _parse(plain)
+        parsed, tokens = _parse_condition(plain)
         root = _Reader(texts).read(parsed)
         _Order().check(tokens)
         return Where(text, root)
@@ -187,7 +187,7 @@ def _parse_where(text: str) -> Where:
         raise ValueError("it is nested too deeply") from error
 
 
-def _parse(text: str) -> tuple[Any, list[Any]]:
+def _parse_condition(text: str) -> tuple[Any, list[Any]]:
     """Return sqlglot's tree of a condition, and its tokens."""
     try:
         import sqlglot
@@ -314,11 +314,11 @@ class _Reader:
         """Read a condition."""
         match node.key:
             case "paren":
-                return self.read(*_take(node, "this"))
+                return self.read(*_take_arguments(node, "this"))
             case "and" | "or":
                 return self._read_chain(node)
             case "not":
-                return _negate(self.read(*_take(node, "this")))
+                return _negate(self.read(*_take_arguments(node, "this")))
             case "between":
                 return self._read_between(node)
             case "in":
@@ -336,7 +336,7 @@ class _Reader:
         return self._read_operand(node)
 
     def _read_pair(self, node: Any) -> tuple[Node, ...]:
-        return tuple(map(self._read_operand, _take(node, "this", "expression")))
+        return tuple(map(self._read_operand, _take_arguments(node, "this", "expression")))
 
     def _read_chain(self, root: Any) -> Operation:
         """Read `and` or `or`, without recursion along a long chain."""
@@ -344,34 +344,34 @@ class _Reader:
         while waiting:
             node = waiting.pop()
             if node.key == root.key:
-                waiting += reversed(_take(node, "this", "expression"))
+                waiting += reversed(_take_arguments(node, "this", "expression"))
             else:
                 inputs.append(self.read(node))
         return Operation(root.key, tuple(inputs))
 
     def _read_between(self, node: Any) -> Node:
-        operand, low, high = map(self._read_operand, _take(node, "this", "low", "high"))
+        operand, low, high = map(self._read_operand, _take_arguments(node, "this", "low", "high"))
         bounds = (Operation(">=", (operand, low)), Operation("<=", (operand, high)))
         return Operation("and", bounds)
 
     def _read_in(self, node: Any) -> Node:
         if node.args.get("query") is not None:
             raise _refuse(node.args["query"])
-        operand, items = _take(node, "this", "expressions")
+        operand, items = _take_arguments(node, "this", "expressions")
         values = tuple(map(self._read_operand, items))
         if not values or not all(isinstance(value, Constant) for value in values):
             raise ValueError("a list of 'in' has something else than literals")
         return Operation("in", (self._read_operand(operand), *values))
 
     def _read_escape(self, node: Any) -> Node:
-        like, escape = _take(node, "this", "expression")
+        like, escape = _take_arguments(node, "this", "expression")
         if like.key != "like":
             raise _refuse(like)
         return self._read_like(like, escape)
 
     def _read_like(self, node: Any, escape: Any = None) -> Node:
         negated = bool(node.args.get("negate"))
-        operand, pattern = _take(node, "this", "expression", ignored=("negate",))
+        operand, pattern = _take_arguments(node, "this", "expression", ignored=("negate",))
         for text_node in (pattern, escape):
             if text_node is not None and (
                 text_node.key != "literal" or not text_node.args["is_string"]
@@ -383,7 +383,7 @@ class _Reader:
         return _negate(like) if negated else like
 
     def _read_is(self, node: Any) -> Node:
-        operand, value = _take(node, "this", "expression")
+        operand, value = _take_arguments(node, "this", "expression")
         inputs = (self._read_operand(operand),)
         if value.key == "null":
             return Operation("is null", inputs)
@@ -394,7 +394,7 @@ class _Reader:
     def _read_operand(self, node: Any) -> Node:
         match node.key:
             case "paren":
-                return self.read(*_take(node, "this"))
+                return self.read(*_take_arguments(node, "this"))
             case "column" | "dot" | "identifier":
                 return Name(_read_name(node))
             case "null":
@@ -425,7 +425,7 @@ class _Reader:
         return self._texts[int(node.args["this"].removeprefix("t"))]
 
 
-def _take(node: Any, *names: str, ignored: tuple[str, ...] = ()) -> list[Any]:
+def _take_arguments(node: Any, *names: str, ignored: tuple[str, ...] = ()) -> list[Any]:
     """Return the arguments of sqlglot's node; refuse it if it has others."""
     accepted = (*names, *ignored)
     others = [name for name, value in node.args.items() if value and name not in accepted]
@@ -451,7 +451,7 @@ def _read_name(node: Any) -> tuple[str, ...]:
     if node.key == "identifier":
         return (node.args["this"],)
     if node.key == "dot":
-        left, right = _take(node, "this", "expression")
+        left, right = _take_arguments(node, "this", "expression")
         if right.key != "identifier":
             raise _refuse(right)
         return (*_read_name(left), *_read_name(right))
@@ -476,7 +476,7 @@ def _name_type(node: Any) -> str:
 def _read_number(node: Any) -> Constant:
     negative = node.key == "neg"
     if negative:
-        (node,) = _take(node, "this")
+        (node,) = _take_arguments(node, "this")
     suffix = ""
     if node.key in ("cast", "trycast"):
         # sqlglot reads the suffix of 5L or 1.5BD as a cast.

@@ -269,7 +269,7 @@ def open_stream_writer(
         OptionError: an option is wrong, or does not fit the columns.
         SchemaRefused: the columns cannot be records.
     """
-    options, columns = _read(raw, schema)
+    options, columns = _read_options(raw, schema)
     source = find_cti_source(options.cti_from, columns.names, wants_marks=options.wants_marks)
     if overwrite and source is not None:
         raise OptionError(
@@ -304,7 +304,7 @@ def open_batch_writer(
         OptionError: an option is wrong, or does not fit the columns.
         SchemaRefused: the columns cannot be records.
     """
-    options, columns = _read(raw, schema)
+    options, columns = _read_options(raw, schema)
     if overwrite:
         raise OptionError(
             "mode",
@@ -326,7 +326,9 @@ def open_batch_writer(
     return KafkaBatchWriter(options, uuid.uuid4().hex)
 
 
-def _read(raw: Mapping[str, Any], schema: StructType) -> tuple[KafkaWriteOptions, pa.Schema]:
+def _read_options(
+    raw: Mapping[str, Any], schema: StructType
+) -> tuple[KafkaWriteOptions, pa.Schema]:
     log_like_spark("pyspark_timestream")
     return read_write_options(raw), to_arrow_schema(schema, timezone="UTC")
 

@@ -171,7 +171,7 @@ def test_any_state_comes_back_as_it_was(start, end):
 
 def refusal(text, start):
     try:
-        group_metadata._unpack(text, start)
+        group_metadata._unpack_clock(text, start)
     except ValueError as error:
         return str(error)
     return "none"
@@ -180,7 +180,7 @@ def refusal(text, start):
 @given(clocks, clocks, st.data())
 @settings(max_examples=300, deadline=None)
 def test_any_damage_to_a_packed_clock_is_refused_by_name(start, end, data):
-    good = group_metadata._pack(end, start)
+    good = group_metadata._pack_clock(end, start)
     place, letter = data.draw(st.integers(0, len(good))), data.draw(st.text(max_size=5))
     bad = good[:place] + letter + good[place + data.draw(st.integers(0, 5)) :]
     # There is no checksum: a state of the same form may come of it.
@@ -225,7 +225,7 @@ def packed(text):
 )
 def test_a_packed_clock_of_another_form_is_refused_by_name(text, reason):
     with pytest.raises(ValueError, match=f"the packed clock cannot be read: .*{reason}"):
-        group_metadata._unpack(text, PartitionClock())
+        group_metadata._unpack_clock(text, PartitionClock())
 
 
 MINUTE_US = 60_000_000

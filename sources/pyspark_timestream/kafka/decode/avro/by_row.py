@@ -349,7 +349,7 @@ def read_avro(
     blocks: list[DecodedBlock] = []
     names: list[str | None] = []
     read_count = 0
-    for text, rows in _group(reader, bodies, writers, schema_ids):
+    for text, rows in _group_by_writer(reader, bodies, writers, schema_ids):
         group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
         try:
             group_names, branches = _find_names(reader, requested, text, group)
@@ -412,7 +412,7 @@ def _parse_writer(text: str) -> ParsedSchema:
         ) from error
 
 
-def _group(
+def _group_by_writer(
     reader: AvroReader, bodies: pa.Array, writers: Mapping[int, str], schema_ids: pa.Array | None
 ) -> list[tuple[str, Integers]]:
     """Return the writers' schemas, each with the rows that it wrote, in order."""

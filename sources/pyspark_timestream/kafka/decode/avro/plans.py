@@ -112,7 +112,7 @@ class Scalar:
                 return keep(_format_uuids(wire))
             return cast_scalars(wire, target)
         if pa.types.is_timestamp(target):
-            return _scale(wire, *self.scale, target)
+            return _scale_values(wire, *self.scale, target)
         if pa.types.is_date32(target):
             return keep(pa.array(wire.astype(np.int32)).view(target))
         numbers = target.to_pandas_dtype()
@@ -226,7 +226,7 @@ def all_bad(rows: int, target: pa.DataType) -> Converted:
     return Converted(pa.nulls(rows, target), np.ones(rows, np.bool_))
 
 
-def _scale(values: Integers, times: int, over: int, target: pa.DataType) -> Converted:
+def _scale_values(values: Integers, times: int, over: int, target: pa.DataType) -> Converted:
     if times == 1:
         return keep(pa.array(values // over if over > 1 else values).view(target))
     largest = _MAX_LONG // times
@@ -383,9 +383,9 @@ class _Resolver:
         if kind_of(defined) == "union":
             self._count()
             return self._read_union(
-                subject, defined, _widen(requested, map(self._writer.look_up, defined))
+                subject, defined, _widen_type(requested, map(self._writer.look_up, defined))
             )
-        return self._read_one(subject, defined, _widen(requested, [defined]))
+        return self._read_one(subject, defined, _widen_type(requested, [defined]))
 
     def _read_one(self, subject: str, defined: Schema, requested: RequestedType) -> TypedStep:
         """Build the step for a schema that is not a union."""
@@ -492,7 +492,7 @@ def _match_fields(schema: Schema, requested: RequestedType) -> dict[str, int]:
     return indexes
 
 
-def _widen(requested: RequestedType, writer_schemas: Iterable[Schema]) -> RequestedType:
+def _widen_type(requested: RequestedType, writer_schemas: Iterable[Schema]) -> RequestedType:
     """Return `requested` as the writer's type if that is a wider number or another decimal.
 
     In a union, whole numbers take precedence over fractions, and the reader's scale over others,

@@ -242,10 +242,10 @@ def inline_references(schema: RegisteredSchema) -> str:
     definitions: dict[str, _Definition] = {}
     texts = [(reference.name, json.loads(reference.text)) for reference in schema.references]
     for _, text in texts:
-        _collect(text, "", definitions)
+        _collect_types(text, "", definitions)
     for name, text in texts:
         definitions.setdefault(name, _Definition(text, ""))
-    return json.dumps(_inline(json.loads(schema.text), "", definitions, set()))
+    return json.dumps(_inline_types(json.loads(schema.text), "", definitions, set()))
 
 
 class _Definition(NamedTuple):
@@ -255,11 +255,11 @@ class _Definition(NamedTuple):
     space: str
 
 
-def _collect(schema: Any, space: str, definitions: dict[str, _Definition]) -> None:
+def _collect_types(schema: Any, space: str, definitions: dict[str, _Definition]) -> None:
     """Add all types that `schema` defines, at any depth, to `definitions` by their full names."""
     if isinstance(schema, list):
         for member in schema:
-            _collect(member, space, definitions)
+            _collect_types(member, space, definitions)
     if not isinstance(schema, dict):
         return
     inner = space
@@ -270,12 +270,12 @@ def _collect(schema: Any, space: str, definitions: dict[str, _Definition]) -> No
     fields = schema.get("fields")
     for declared in fields if isinstance(fields, list) else ():
         if isinstance(declared, dict):
-            _collect(declared.get("type"), inner, definitions)
+            _collect_types(declared.get("type"), inner, definitions)
     for key in ("type", "items", "values"):
-        _collect(schema.get(key), inner, definitions)
+        _collect_types(schema.get(key), inner, definitions)
 
 
-def _inline(
+def _inline_types(
     schema: Any, space: str, definitions: Mapping[str, _Definition], defined: set[str]
 ) -> Any:
     """Copy `schema` with definitions in the place of names that are not defined yet.
@@ -290,15 +290,15 @@ def _inline(
         if schema in _PRIMITIVES or known_name is not None:
             return known_name or schema
         name = next((name for name in names if name in definitions), None)
-        return schema if name is None else _inline(*definitions[name], definitions, defined)
+        return schema if name is None else _inline_types(*definitions[name], definitions, defined)
     if isinstance(schema, list):
-        return [_inline(member, space, definitions, defined) for member in schema]
+        return [_inline_types(member, space, definitions, defined) for member in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") in _NAMED:
         return _inline_named(schema, space, definitions, defined)
     inner = {
-        key: _inline(schema[key], space, definitions, defined)
+        key: _inline_types(schema[key], space, definitions, defined)
         for key in ("type", "items", "values")
         if key in schema
     }
@@ -319,7 +319,7 @@ def _inline_named(
     copied = {**schema, "name": simple, "namespace": own_space}
     if "fields" in schema:
         copied["fields"] = [
-            {**field, "type": _inline(field.get("type"), own_space, definitions, defined)}
+            {**field, "type": _inline_types(field.get("type"), own_space, definitions, defined)}
             for field in schema["fields"]
         ]
     return copied
@@ -413,10 +413,10 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
     """Refuse columns, times and edges that the reader's schema lacks or has with other types."""
     parsed = reader.parse()
     for column in columns:
-        schema = _find(parsed, f"column '{column.name}'", column.name)
+        schema = _find_field(parsed, f"column '{column.name}'", column.name)
         _check_type(parsed, f"column '{column.name}'", schema, column.type)
     for name in raw:
-        schema = _find(parsed, f"field '{name}'", name)
+        schema = _find_field(parsed, f"field '{name}'", name)
         kind = kind_of(_strip_null(parsed, f"field '{name}'", schema)[0])
         if kind not in ("string", "enum", "int", "long", "float", "double"):
             raise SchemaRefused(
@@ -430,11 +430,11 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
 def are_temporal(reader: AvroReader, raw: tuple[str, ...]) -> bool:
     """Return whether all fields `raw` are dates or timestamps, whose units the schema gives."""
     parsed = reader.parse()
-    schemas = (_strip_null(parsed, name, _find(parsed, name, name))[0] for name in raw)
+    schemas = (_strip_null(parsed, name, _find_field(parsed, name, name))[0] for name in raw)
     return all(pa.types.is_temporal(read_as(schema)) for schema in schemas)
 
 
-def _find(parsed: ParsedSchema, subject: str, path: str) -> Schema:
+def _find_field(parsed: ParsedSchema, subject: str, path: str) -> Schema:
     """Return the schema of the field at `path`."""
     schema = parsed.schema
     try:
@@ -526,7 +526,7 @@ def build_requested(reader: AvroReader, fields: RequestedFields) -> RequestedTyp
     for path in fields.raw_paths().values():
         merge(shape, nest(path, {}))
     parsed = reader.parse()
-    return _build(parsed, parsed.schema, shape)
+    return _build_type(parsed, parsed.schema, shape)
 
 
 def _shape_of(target: pa.DataType) -> Tree:
@@ -540,7 +540,7 @@ def _shape_of(target: pa.DataType) -> Tree:
     return {}
 
 
-def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> RequestedType:
+def _build_type(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> RequestedType:
     defined, nullable = _strip_null(parsed, "a column", schema)
     kind = kind_of(defined)
     if kind == "record":
@@ -548,7 +548,7 @@ def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Re
         fields = tuple(
             RequestedField(
                 name,
-                _build(parsed, by_name[name]["type"], below),
+                _build_type(parsed, by_name[name]["type"], below),
                 by_name[name].get(DEFAULT, NO_DEFAULT),
             )
             for name, below in shape.items()
@@ -556,9 +556,9 @@ def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Re
         inner = pa.struct([(field.name, field.inner.type) for field in fields])
         return RequestedType(defined, inner, nullable, fields)
     if kind == "array":
-        item = _build(parsed, defined["items"], shape)
+        item = _build_type(parsed, defined["items"], shape)
         return RequestedType(defined, pa.list_(item.type), nullable, item=item)
     if kind == "map":
-        item = _build(parsed, defined["values"], shape)
+        item = _build_type(parsed, defined["values"], shape)
         return RequestedType(defined, pa.map_(pa.string(), item.type), nullable, item=item)
     return RequestedType(defined, read_as(defined), nullable)

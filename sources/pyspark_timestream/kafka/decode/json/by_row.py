@@ -77,22 +77,22 @@ _DECODER: Final = json.JSONDecoder(
 
 def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBlock:
     """Parse n values one by one."""
-    loaded = [_load(value) for value in values]
+    loaded = [_load_object(value) for value in values]
     objects = [value for value, _ in loaded]
     reasons = np.array([reason for _, reason in loaded], np.uint8)
     columns = []
     for path, field in zip(fields.column_paths(), fields.columns, strict=True):
-        field_values, blocked = _take(objects, path)
-        column, bad = _convert(field_values, field.type)
+        field_values, blocked = _take_field(objects, path)
+        column, bad = _convert_values(field_values, field.type)
         columns.append(Converted(column, bad | blocked))
     raw = {
-        text: _group_by_type([_to_raw(value) for value in _take(objects, path)[0]])
+        text: _group_by_type([_to_raw(value) for value in _take_field(objects, path)[0]])
         for text, path in fields.raw_paths().items()
     }
     return build_decoded_block(columns, raw, reasons)
 
 
-def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
+def _take_field(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
     """Take the field at `path` of n objects; return also where a non-object is in its way."""
     if len(path) == 1:
         (name,) = path
@@ -101,7 +101,7 @@ def _take(objects: list[dict[str, Any]], path: Path) -> tuple[list[Any], Mask]:
     return [item.value for item in lookups], np.array([item.blocked for item in lookups], np.bool_)
 
 
-def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
+def _load_object(text: bytes | None) -> tuple[dict[str, Any], int]:
     """Parse `text` as an object; return also why it is malformed. A null is an empty object."""
     try:
         value = {} if text is None else _DECODER.decode(text.decode())
@@ -133,7 +133,7 @@ def _group_by_type(values: list[Any]) -> list[pa.Array]:
     return [pa.array(list(run)) for _, run in itertools.groupby(values, type)]
 
 
-def _convert(values: list[Any], target: pa.DataType) -> Converted:
+def _convert_values(values: list[Any], target: pa.DataType) -> Converted:
     """Convert n parsed values to `target`; a value is bad if the conversion makes it null."""
     if pa.types.is_struct(target):
         converted = _convert_objects(values, target)
@@ -156,7 +156,7 @@ def _convert(values: list[Any], target: pa.DataType) -> Converted:
 def _convert_objects(values: list[Any], target: pa.DataType) -> Converted:
     objects = [value if isinstance(value, dict) else None for value in values]
     fields = [
-        _convert(
+        _convert_values(
             [None if object_ is None else object_.get(field.name) for object_ in objects],
             field.type,
         )
@@ -169,20 +169,20 @@ def _convert_objects(values: list[Any], target: pa.DataType) -> Converted:
 
 def _convert_lists(values: list[Any], target: pa.DataType) -> Converted:
     lists: list[list[Any] | None] = [value if isinstance(value, list) else None for value in values]
-    items = _convert([item for list_ in lists for item in list_ or ()], target.value_type)
-    return build_repeated(target, [items], *_measure(lists))
+    items = _convert_values([item for list_ in lists for item in list_ or ()], target.value_type)
+    return build_repeated(target, [items], *_measure_items(lists))
 
 
 def _convert_maps(values: list[Any], target: pa.DataType) -> Converted:
     maps: list[dict[str, Any] | None] = [
         value if isinstance(value, dict) else None for value in values
     ]
-    keys = _convert([key for map_ in maps for key in map_ or ()], target.key_type)
-    items = _convert([v for map_ in maps for v in (map_ or {}).values()], target.item_type)
-    return build_repeated(target, [keys, items], *_measure(maps))
+    keys = _convert_values([key for map_ in maps for key in map_ or ()], target.key_type)
+    items = _convert_values([v for map_ in maps for v in (map_ or {}).values()], target.item_type)
+    return build_repeated(target, [keys, items], *_measure_items(maps))
 
 
-def _measure(values: Sequence[Sized | None]) -> tuple[Integers, Mask]:
+def _measure_items(values: Sequence[Sized | None]) -> tuple[Integers, Mask]:
     """Return each value's number of items, and a mask of the null values."""
     lengths = np.array([len(value or ()) for value in values], np.int64)
     return lengths, np.array([item is None for item in values], np.bool_)

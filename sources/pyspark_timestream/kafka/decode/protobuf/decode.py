@@ -657,13 +657,13 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, columns: list[pa.Array
     def check(start: int, stop: int) -> None:
         reader.block_class.FromString(data[bounds[start] : bounds[stop]])
 
-    _, bad_rows = _isolate(len(messages), check, import_libraries().DecodeError)
+    _, bad_rows = _isolate_failures(len(messages), check, import_libraries().DecodeError)
     fine[bad_rows] = False
     if reader.handler is None:
         return fine
     good = np.flatnonzero(fine)
     if bad_rows:
-        data, bounds = _select(data, bounds, good)
+        data, bounds = _select_rows(data, bounds, good)
 
     def convert(start: int, stop: int) -> pa.Array:
         rows = _convert(reader, data[bounds[start] : bounds[stop]], stop - start)
@@ -671,13 +671,13 @@ def _parse_piece(reader: BlockReader, messages: pa.Array, columns: list[pa.Array
         return rows if stop - start == len(good) else rows.take(np.arange(len(rows)))
 
     # A panic of ptars is a BaseException; no message is known to cause one here.
-    rows, failed = _isolate(len(good), convert, BaseException)
+    rows, failed = _isolate_failures(len(good), convert, BaseException)
     columns += rows
     fine[good[failed]] = False
     return fine
 
 
-def _isolate(
+def _isolate_failures(
     n: int, parse: Callable[[int, int], T], failure: type[BaseException]
 ) -> tuple[list[T], list[int]]:
     """Parse n rows; halve ranges that fail; return the results, and the rows that fail singly."""
@@ -721,7 +721,7 @@ def _join_messages(messages: pa.Array) -> tuple[memoryview, Integers]:
     return data.data, bounds
 
 
-def _select(data: memoryview, bounds: Integers, rows: Integers) -> tuple[memoryview, Integers]:
+def _select_rows(data: memoryview, bounds: Integers, rows: Integers) -> tuple[memoryview, Integers]:
     """Keep only `rows` (increasing) of the rows in `data`."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
     content = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)

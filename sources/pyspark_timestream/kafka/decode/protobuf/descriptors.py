@@ -101,7 +101,7 @@ def build_descriptor_set(main: bytes, references: Mapping[str, bytes]) -> bytes:
         file.name = _MAIN
     files[file.name] = file
     proto = import_libraries().descriptor_pb2.FileDescriptorSet()
-    proto.file.extend(_order(files, [file.name]))
+    proto.file.extend(_order_files(files, [file.name]))
     return bytes(proto.SerializeToString(deterministic=True))
 
 
@@ -139,7 +139,7 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
         name: file.name
         for file in proto.file
         if not _is_granted(file.name)
-        for name, inner in _walk(file)
+        for name, inner in _walk_messages(file)
         if not inner.options.map_entry
     }
     if message not in homes:
@@ -149,7 +149,7 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
             "give the message's full name, with its package",
         )
     normal = libraries.descriptor_pb2.FileDescriptorSet()
-    ordered = _order(files, [homes[message]])
+    ordered = _order_files(files, [homes[message]])
     normal.file.extend(_strip(file) for file in ordered if not _is_granted(file.name))
     return bytes(normal.SerializeToString(deterministic=True))
 
@@ -173,7 +173,7 @@ def find_message_name(main: bytes, indexes: Sequence[int] = (0,)) -> str | None:
     return ".".join(names)
 
 
-def _order(files: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
+def _order_files(files: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
     """List `names` and all their direct and indirect imports, imports first."""
     ordered: dict[str, Any] = {}
     entered: set[str] = set()
@@ -223,13 +223,13 @@ def _strip(file: Any) -> Any:
     stripped = type(file).FromString(file.SerializeToString())
     stripped.ClearField("source_code_info")
     stripped.ClearField("service")
-    for _, message in _walk(stripped):
+    for _, message in _walk_messages(stripped):
         for field in message.field:
             field.ClearField("json_name")
     return stripped
 
 
-def _walk(file: Any) -> Iterator[tuple[str, Any]]:
+def _walk_messages(file: Any) -> Iterator[tuple[str, Any]]:
     """Yield all messages of `file` with their full names."""
     scope = f"{file.package}." if file.package else ""
     pending = [(scope + message.name, message) for message in reversed(file.message_type)]
@@ -292,7 +292,7 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
     files = {file.name: file for file in proto.file}
     for file in files.values():
         # Google's library refuses equal JSON names, which names that differ only in style have.
-        for _, message in _walk(file):
+        for _, message in _walk_messages(file):
             for field in message.field:
                 field.json_name = str(field.number)
     try:
@@ -321,7 +321,7 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
 
 def _check_maps(file: Any) -> None:
     """Check what Google's library does not: that an entry of a map has a key and a value."""
-    for name, message in _walk(file):
+    for name, message in _walk_messages(file):
         fields = [(field.name, field.number) for field in message.field]
         if message.options.map_entry and fields != [("key", 1), ("value", 2)]:
             raise TypeError(f"the entries of a map, '{name}', are not a key and a value")
@@ -344,7 +344,7 @@ def describe_block(pool: Any, file: Any, type_name: str) -> Any:
 def _create_pool(files: dict[str, Any]) -> Any:
     """Create a pool of `files`, imports first, and of Protobuf's own files."""
     pool = import_libraries().descriptor_pool.DescriptorPool()
-    for file in _order(files, list(files)):
+    for file in _order_files(files, list(files)):
         pool.Add(file)
     return pool
 
@@ -352,7 +352,9 @@ def _create_pool(files: dict[str, Any]) -> Any:
 def _find_groups(pool: Any, files: dict[str, Any]) -> frozenset[str]:
     """Find the full names of the fields that are groups."""
     messages = [
-        pool.FindMessageTypeByName(name) for file in files.values() for name, _ in _walk(file)
+        pool.FindMessageTypeByName(name)
+        for file in files.values()
+        for name, _ in _walk_messages(file)
     ]
     fields = [field for message in messages for field in message.fields]
     return frozenset(field.full_name for field in fields if field.type == field.TYPE_GROUP)
@@ -364,7 +366,7 @@ def _remove_groups(file: Any, groups: frozenset[str]) -> None:
     A group in a payload is then an unknown field, which is skipped as a whole.
     """
     file.ClearField("extension")
-    for name, message in _walk(file):
+    for name, message in _walk_messages(file):
         message.ClearField("extension")
         if message.HasField("options"):
             message.options.ClearField("message_set_wire_format")
