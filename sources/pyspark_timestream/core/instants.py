@@ -91,7 +91,7 @@ _DURATION_PART: Final = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 
 _ISO_FORM: Final = re.compile(
     r"(?P<year>[0-9]{4})(?P<dash>-)?(?P<month>[0-9]{2})(?(dash)-)(?P<day>[0-9]{2})"
-    r"(?:(?:T|t|(?(dash)[ ]))(?P<hour>[0-9]{2})(?(dash):)(?P<minute>[0-9]{2})"
+    r"(?:(?(dash)[Tt ]|[Tt])(?P<hour>[0-9]{2})(?(dash):)(?P<minute>[0-9]{2})"
     r"(?:(?(dash):)(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]+))?)?"
     r"\s*(?:[Zz]|(?P<sign>[+-])(?P<zone_hour>[0-9]{2})(?::?(?P<zone_minute>[0-9]{2}))?)?)?"
 )

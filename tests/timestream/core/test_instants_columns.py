@@ -120,6 +120,7 @@ some_texts = st.one_of(
     instants.map(format_instant),
     instants.map(lambda us: format_instant(us).replace("T", " ").rstrip("Z")),
     st.integers(-(2**66), 2**66).map(str),
+    st.datetimes().map(lambda moment: moment.strftime("%4Y%m%d%H%M")),
     st.text("0123456789-+:TZ. \n", max_size=24),
 )
 
@@ -183,11 +184,16 @@ def test_basic_form_is_read_wherever_a_time_is_text():
     assert _parse_mark_time("20130101T050000Z") == us
     assert parse_anchor("20130101T050000Z") == Point("time", us)
     assert texts("20130101T060000+0100", "20130101T0500", unit=None) == [us, us]
-    # Digits alone are a number, wherever numbers may stand, and no date anywhere.
-    assert texts("20130101", unit="s") == [20_130_101_000_000]
-    assert texts("20130101", unit=None) == [None]
-    with pytest.raises(ValueError, match="is not an ISO-8601 instant"):
-        parse_instant("20130101")
+
+
+@pytest.mark.parametrize("digits", ["20130101", "201301010500", "20130101050000", "602511200900"])
+def test_digits_alone_are_a_number_where_numbers_may_stand_and_no_date_anywhere(digits):
+    # 602511200900 ms is a time of 1989, and would be the year 6025 as a date without a T.
+    assert texts(digits, f" {digits}\n", f"+{digits}", unit="us") == [int(digits)] * 3
+    for text in (digits, f"{digits}Z", f"{digits}+0100", f"{digits}.5", f"{digits} "):
+        assert texts(text, unit=None) == [None]
+        with pytest.raises(ValueError, match="is not an ISO-8601 instant"):
+            parse_instant(text)
 
 
 FORMS = {
