@@ -162,17 +162,26 @@ def test_any_division_among_tasks_gives_the_events_of_the_whole_batch(
     rows = [row for task in tasks for row in task]
     has_edits = any(row[2] is not None for row in rows)
     snapshot = Snapshot(location, data, 7, index.metadata, SETTINGS, []) if has_edits else None
-    whole = Batch(table(rows), policy, "me", missing_original=missing, clock=clock)
+
+    def prepared_whole(rows):
+        given = Batch(table(rows), policy, "me", missing_original=missing, clock=clock)
+        return outcome(location, given, 7, index, snapshot)
+
     divided = [output(location, task, expected, limits, sizes) for task in tasks]
     parts = large(
         divided, out_of_order=policy, missing_original=missing, clock=clock, limits=limits
     )
     assert parts.has_edits == has_edits
-    assert outcome(location, parts, 7, index, snapshot) == outcome(
-        location, whole, 7, index, snapshot
-    )
+    found, wanted = outcome(location, parts, 7, index, snapshot), prepared_whole(rows)
     location.remove(path for part in divided for path in part.paths(location))
     assert left(location) == []
+    if isinstance(wanted, type) and found != wanted:
+        # A batch that is wrong in several series names one of them.
+        series = [[row for row in rows if row[0] == name] for name in NAMES]
+        assert isinstance(found, type)
+        assert {found, wanted} <= set(map(prepared_whole, series))
+    else:
+        assert found == wanted
 
 
 @given(
