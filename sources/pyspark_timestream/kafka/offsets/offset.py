@@ -499,13 +499,13 @@ class StreamOffset:
         with_missing: bool = False,
     ) -> "StreamOffset":
         """Return the offset with `change` applied to each partition, missing ones if wanted."""
-        partitions, missing = (
-            {partition: change(partition, entry) for partition, entry in entries.items()}
-            for entries in (self.partitions, self.missing if with_missing else {})
-        )
-        return replace(
-            self, partitions=partitions, missing=missing if with_missing else self.missing
-        )
+        changed = {
+            partition: change(partition, entry) for partition, entry in self.partitions.items()
+        }
+        missing = self.missing
+        if with_missing:
+            missing = {partition: change(partition, entry) for partition, entry in missing.items()}
+        return replace(self, partitions=changed, missing=missing)
 
     def ranges(self) -> list[OffsetRange]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
