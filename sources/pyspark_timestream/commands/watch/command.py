@@ -446,11 +446,10 @@ def _wrap(text: str, width: int) -> list[str]:
 def to_json(views: Sequence[QueryView], stores: Sequence[ChainStore] = ()) -> list[dict[str, Any]]:
     """Return what is shown as plain values; times are microseconds since 1970."""
     chain = build_chain(views, stores)
-    hops = (
-        []
-        if chain is None
-        else [[*hop.source[:2], *hop.target[:2], hop.behind_us] for hop in chain.hops]
-    )
+    hops = [
+        [hop.source.kind, hop.source.name, hop.target.kind, hop.target.name, hop.behind_us]
+        for hop in (() if chain is None else chain.hops)
+    ]
     return [
         {
             "query": view.name,
