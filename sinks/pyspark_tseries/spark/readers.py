@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from pyspark_timestream.core.adapters import (
     MAX_HANDED_BYTES,
     HandingReader,
-    can_be_taken,
+    HandOver,
     collect_rows,
     find_later_start,
     hide_tracebacks,
@@ -356,7 +356,7 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         self._latest: Position | None = None
         self._subscription: Any = None
         self._has_warned = False
-        self._max_handed = options.max_driver_events
+        self._handing = HandOver[None](options.max_driver_events, needs_task=False)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a constant: Spark calls this again on a restart, so it may decide nothing."""
@@ -432,19 +432,11 @@ class SubscriptionReader(HandingReader, SupportsTriggerAvailableNow):
         if not self.can_hand_over or len(tasks) != 1:
             return
         events, stored_bytes = _measure_delivery(tasks[0].delivery)
-        if events > self._max_handed or stored_bytes > MAX_HANDED_BYTES:
+        if events > self._handing.max_records or stored_bytes > MAX_HANDED_BYTES:
             return
-        try:
-            rows = collect_rows(self.read(tasks[0]))
-        except Exception as error:
-            # The task reports the failure, unless it helps to try again, as Spark does with tasks.
-            _LOG.info("a task reads the batch, since reading it here failed: %s", error)
-            return
-        if rows is None:
-            # The events are large, so most such batches would be read twice.
-            self._max_handed = events // 2
-        elif can_be_taken(rows):
-            self.hand_over(rows)
+        taken = self._handing.take(events, lambda: (collect_rows(self.read(tasks[0])), None))
+        if taken is not None:
+            self.hand_over(taken[0])
 
     def _select(self, columns: list[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(columns, schema=self._target)

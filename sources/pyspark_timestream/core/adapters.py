@@ -416,14 +416,20 @@ class HandOver(Generic[E]):
         self, records: int, reading: Reading[E] | None
     ) -> tuple[list[pa.RecordBatch], E] | None:
         """Return the rows of a batch, and where it ended; None: its tasks read it."""
-        taken = None if reading is None else self._take(records, reading)
+        taken = None if reading is None else self.take(records, reading.result)
         if taken is None and records:
             self.needs_task = False
         return taken
 
-    def _take(self, records: int, reading: Reading[E]) -> tuple[list[pa.RecordBatch], E] | None:
+    def take(
+        self, records: int, get_rows: Callable[[], tuple[list[pa.RecordBatch] | None, E]]
+    ) -> tuple[list[pa.RecordBatch], E] | None:
+        """Return what `get_rows` has read of a batch of so many records; None: its task reads it.
+
+        `get_rows` returns None for rows that are too large to be handed over.
+        """
         try:
-            rows, end = reading.result()
+            rows, end = get_rows()
         except Exception as error:
             # Do not raise here: the task reads the batch again and reports the error itself, unless
             # one of the attempts that Spark gives it succeeds.
