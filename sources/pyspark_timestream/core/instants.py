@@ -425,6 +425,8 @@ def read_number_times(numbers: pa.Array, unit: str) -> Times:
     """
     values, valid = _fill_nulls(numbers)
     times, over = TIME_UNITS[unit]
+    # NumPy multiplies in the type of the column: seconds in 32 bits would wrap around.
+    values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False)
     if values.dtype.kind == "f":
         valid &= np.isfinite(values) & (np.abs(values) < 2.0**62 * over / times)
         values = np.where(valid, values, 0.0)

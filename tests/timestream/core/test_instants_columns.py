@@ -326,6 +326,15 @@ def test_a_whole_double_is_the_same_instant_as_the_whole_number(number, unit):
     assert listed(as_double)[0] == listed(as_integer)[0]
 
 
+@pytest.mark.parametrize("unit", SCALE)
+@pytest.mark.parametrize("kind", ["int8", "int16", "int32", "uint32", "float"])
+def test_a_number_is_the_same_instant_in_a_column_of_few_bits(kind, unit):
+    """Seconds of our days fit an int of Avro, and their microseconds do not."""
+    narrow = pa.array([100, 1_357_017_420, -7, 12_345.678, None]).cast(kind, safe=False)
+    wide = narrow.cast(pa.float64() if kind == "float" else pa.int64())
+    assert listed(read_number_times(narrow, unit)) == listed(read_number_times(wide, unit))
+
+
 def test_a_decimal_that_no_double_holds_is_the_microsecond_that_was_meant():
     assert listed(read_number_times(pa.array([1357017420.123]), "s")) == [1_357_017_420_123_000]
 
