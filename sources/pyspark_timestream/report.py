@@ -289,7 +289,7 @@ STEPS_IN_MONTHS: Final = (1, 3, 6, *(12 * n * 10**power for power in range(4) fo
 class TimeTick:
     """A tick of an axis of time: `label`, such as `06:00`, and the `context` that it lacks.
 
-    The context, such as `5 Jan 2026`, is empty if it is that of the tick before.
+    The context, such as `5 Jan 2026`, is empty if the tick before has the same.
     """
 
     us: int

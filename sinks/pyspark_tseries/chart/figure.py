@@ -2,7 +2,7 @@
 
 A figure has a panel for each column, because columns differ in units. A panel of numbers has a line
 for each series; a panel of Booleans or texts has a row for each, where a state lasts until the next
-event. Whatever a figure leaves out, a note says so. Its texts have no control characters.
+event. If a figure leaves something out, a note says so. Its texts have no control characters.
 
 Ticks of numbers are multiples of 1, 2 or 5 times a power of ten. Ticks of times are round times by
 the clock or calendar of a time zone: they are the starts of buckets (semantics 32.1), so they are
@@ -730,7 +730,7 @@ def _make_lines(
 def _flag_breaks(
     rows: _Rows, row_numbers: Int64Array, values: FloatArray, longest: int | str | None
 ) -> BoolArray:
-    """Return for each finite value whether the line begins anew at it."""
+    """Return for each finite value whether a new piece of the line begins at it."""
     good = np.flatnonzero(np.isfinite(values))
     is_first = np.ones(len(good), bool)
     if len(good) < 2:

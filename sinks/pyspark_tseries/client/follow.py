@@ -232,7 +232,7 @@ class Follower:
         raise StopAsyncIteration
 
     def __repr__(self) -> str:
-        """Name the store and the last commit whose events were all given."""
+        """Name the store and the last commit that was given completely."""
         return f"Follower('{self._location.root}', commit {self._progress.position.commit})"
 
     def _find_deadline(self) -> float | None:

@@ -439,11 +439,11 @@ class RangeQuery:
     ) -> pa.RecordBatchReader:
         """Run the query as `select_from` does, and return the rows as a stream of record batches.
 
-        Memory stays bounded, however many series there are, and whatever the length of a series:
-        a few hundred megabytes, and the edits of the rows read at a time. A series is held as a
-        whole if the query counts events, has a `limit`, or asks for overridden values. The whole
-        stream is of one commit; read it before maintenance removes replaced files, an hour later.
-        The arguments are as for `select_from`.
+        Memory does not grow with the number of series or their length: it takes a few hundred
+        megabytes, and the edits of the rows read at a time. A series is held as a whole if the
+        query counts events, has a `limit`, or asks for overridden values. The whole stream is of
+        one commit; read it before maintenance removes replaced files, an hour later. The arguments
+        are as for `select_from`.
 
         Raises:
             InvalidQuery, PermissionDenied: as `select_from` does, some of them with the rows.

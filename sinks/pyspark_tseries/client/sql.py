@@ -54,7 +54,7 @@ VIEWS: Final = ("events", "all_events", "series")
 """The views that a statement can name."""
 
 _AUDIT: Final = Query("allEdits")
-"""The query whose permission the view `all_events` needs."""
+"""Whoever may ask this query may read the view `all_events`."""
 
 _EDITS: Final = "__tseries_edits"
 _FLOORS: Final = "__tseries_floors"
@@ -245,7 +245,7 @@ def _find_names(engine: "duckdb.DuckDBPyConnection", statement: str) -> Sequence
 
 
 def _find_variables(statement: str) -> dict[str, Any]:
-    """Return the callers' variables whose names are words of `statement`, the nearest of each name.
+    """Return the callers' variables that `statement` has as words; of each name, the nearest.
 
     Frames of this package have no variables of a caller.
     """
@@ -303,7 +303,7 @@ class _Engine:
         return of_commit.cursor
 
     def begin_child(self) -> None:
-        """Begin anew in a forked process, which has none of DuckDB's threads."""
+        """Drop the connection in a forked process, which has none of DuckDB's threads."""
         # Closing the inherited connection would wait for these threads.
         self._inherited.append((self._connection, self._local))
         self._lock = threading.Lock()

@@ -507,10 +507,10 @@ class TimeSeries(Questions):
 
         Args:
             into: the path of the rollup.
-            every: the width of the buckets, as for `RangeQuery.every`; None: that of the rollup.
+            every: the width of the buckets, as for `RangeQuery.every`; None: the rollup's.
             aggregates: the rollup's columns, as `BucketQuery.aggregate` names them, such as
                 `{"celsius": "mean", "hottest": ("celsius", "max")}`, without `time_weighted_mean`;
-                None: those of the rollup.
+                None: the rollup's.
             timezone: the time zone of the buckets, as for `RangeQuery.every`.
             origin: an aware datetime at which a bucket begins.
             retained_range: how much a new rollup keeps; None: `unlimited`.
@@ -518,7 +518,7 @@ class TimeSeries(Questions):
 
         Returns:
             How many buckets were `added` and `edited`, how many that have changed stay as they are
-            (`left`), and the commit of this store up to which the rollup has all (`covered`).
+            (`left`), and the commit of this store that the rollup has reached (`covered`).
 
         Raises:
             InvalidQuery: a setting is wrong, or is not that of the rollup.

@@ -47,7 +47,7 @@ MINUTES: Final = 60
 
 MAX_ENTRIES: Final = 5_000
 MAX_REMOTE_ENTRIES: Final = 100
-"""Count commits in at most this many entries of the log, because each is read by itself."""
+"""Count commits in at most this many entries of the log, because each takes a read."""
 
 MAX_NAME: Final = 4_000
 """A longer name of a series does not fit into an address."""

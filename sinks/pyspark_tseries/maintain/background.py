@@ -331,7 +331,7 @@ def _list_unused_events(table: DeltaTable, store_id: str) -> list[str]:
 
 
 def _list_old_heads(store: Store, now_us: int, early_us: Mapping[str, int]) -> set[str]:
-    """Return heads outside the current chain: those of an hour ago, and those of `early_us`.
+    """Return heads outside the current chain that are an hour old or in `early_us`.
 
     `early_us` has files of single commits that are removed within the hour, and the times at which
     they left the store.

@@ -122,8 +122,8 @@ def _refuse_target(source: Location, to: Location) -> None:
 def _claimed(to: Location) -> Iterator[None]:
     """Hold the target for one backup; raise UnusableStore if another one has begun there.
 
-    On a disk it is the one that makes the folder `_tseries`. An object store has no folders; there
-    it is the one that creates a table. A backup that fails leaves it there.
+    On a disk, making the folder `_tseries` claims the target. An object store has no folders;
+    there, creating a table does. A backup that fails leaves it there.
     """
     if to.is_local:
         os.makedirs(to.root, exist_ok=True)
@@ -191,7 +191,7 @@ def _copy_moment(source: Location, to: Location, copied: dict[str, int]) -> Back
         others = _list_other_files(source)
     _copy_files(source, to, others, copied, again=True)
     with _explained(source):
-        # Open it anew: this process's writers may refresh an object that they share meanwhile.
+        # Open a new one: this process's writers may refresh an object that they share meanwhile.
         moment = _read_moment(Store.open_damaged(source))
     if moment is None or not _copy_files(source, to, moment.files, copied):
         return None

@@ -474,7 +474,7 @@ class SmallFiles:
     """All rows of the first small files among `chosen`; each is opened once.
 
     Opening a file takes longer than reading its few rows, and a busy store has thousands. Files are
-    read as long as there is room.
+    read while there is room.
 
     Attributes:
         paths: the files that were read.
@@ -544,8 +544,8 @@ class SmallFiles:
 class SortedFile:
     """The rows of a sorted file, read by ascending key ranges.
 
-    A row group that reaches into the next range is decoded once: its remaining rows are held, as
-    long as there is room.
+    A row group that reaches into the next range is decoded once: its remaining rows are held while
+    there is room.
     """
 
     def __init__(

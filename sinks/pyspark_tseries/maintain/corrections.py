@@ -62,8 +62,8 @@ class LateNote:
     """What the file of a batch says about it, beside the windows that wait.
 
     `compared` is True once the query's streams were compared with those of the windows; a batch
-    that cannot compare them yet lets all windows wait. `authors` are those of all corrections so
-    far, `rows` is the digest of the late rows, and `merges` and `window_us` say how these were
+    that cannot compare them yet lets all windows wait. `authors` made the corrections so far,
+    `rows` is the digest of the late rows, and `merges` and `window_us` say how these were
     aggregated.
     """
 
@@ -78,9 +78,9 @@ class LateNote:
 class LateFiles:
     """The files of a query's batches from one of its commits on: what waits after each of them.
 
-    A file is named by its batch and by the query's last commit then. So nobody replaces a file that
-    somebody reads who knows another commit, and without a new commit all drivers of the query
-    write the same: what waited, and the late rows of the batch.
+    The name of a file has its batch and the query's last commit then. So a driver never replaces a
+    file that is read by one that knows another commit. Without a new commit, all drivers of the
+    query write the same: what waited, and the late rows of the batch.
 
     Attributes:
         location: the location of the store.

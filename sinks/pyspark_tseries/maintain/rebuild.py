@@ -8,11 +8,11 @@ their commits may never have been made, so their CTIs do not count.
 *Bounds.* Readers skip files by the bounds in the log, and deltalake 1.6 misreads some escaped names
 in them. This package allows for such wrong bounds; tools that build on deltalake lose rows.
 
-*Times* (semantics 26.4). A commit that a wrong clock has dated in the future gets the time at which
-its file was written, or else the latest time that it can have. An event with exactly the timestamp
-of such a commit got it from that clock: it gets the corrected time of its commit, or the newest
-time of its series if that is later. Timestamps from a client stay as they are, even in the future.
-One commit replaces the files with corrected ones.
+*Times* (semantics 26.4). A commit that a wrong clock has dated in the future gets the time when its
+file was written, or else the latest time that it can have. An event with exactly the timestamp of
+such a commit got it from that clock: it gets the corrected time of its commit, or the newest time
+of its series if that is later. Timestamps from a client stay as they are, even in the future. One
+commit replaces the files with corrected ones.
 """
 
 import contextlib
@@ -527,7 +527,7 @@ def _keep_counts(states: pa.Table, before: SeriesIndex) -> pa.Table:
     counts = before.lookup(states["series"].to_pylist())
     kept_us = counts["first_us"]
     stored_us = to_int64(states["first_us"])
-    # Of a series of erased edits alone no original is stored.
+    # A series may have nothing left but erased edits: then no original is stored.
     first_us = np.where(stored_us == NEVER_US, kept_us, np.minimum(kept_us, stored_us))
     for name, column in (("first_us", first_us), ("edits", counts["edits"])):
         states = states.set_column(states.schema.get_field_index(name), name, pa.array(column))

@@ -155,7 +155,7 @@ def _read_log(location: Location) -> _KnownLog:
 
 
 def _rebuild_from_files(log: _KnownLog) -> None:
-    """Rebuild the missing entries, in order, from files of their commits, as long as these do."""
+    """Rebuild missing entries in order from files of their commits; stop at one that fails."""
     heads = readable_metadata(log.location)
     while log.missing():
         version = log.missing()[0]

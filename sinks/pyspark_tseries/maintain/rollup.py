@@ -108,8 +108,7 @@ class RollupResult:
         edited: how many buckets it edited.
         left: how many buckets have changed in the source, but stay as they are: the rollup does not
             have them, or the source no longer has all of their events.
-        covered: the source's commit up to which the rollup has everything; -1 if the source has no
-            commit.
+        covered: the rollup has everything up to this commit of the source; -1: none.
     """
 
     added: int
@@ -534,7 +533,7 @@ class _RollupRun:
                 yield keep_last_changes(self._find_changes(rows)), names
 
     def _find_changes(self, rows: pa.Table) -> pa.Table:
-        """Return the rows whose bucket the rollup may have as changes, each of one event."""
+        """Return the rows in buckets that the rollup may have, as changes of one event each."""
         names, codes = encode_runs(rows["series"])
         us = pc.coalesce(rows["original_timestamp"], rows["timestamp"])
         starts = self._buckets.starts(to_int64(us))

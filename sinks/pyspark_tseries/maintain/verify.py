@@ -443,7 +443,7 @@ def _check_head(events: _SortedEvents, index: SeriesIndex) -> Iterator[Finding]:
             # They include events that compaction has removed since; an old head lacks them.
             is_counted = head_columns["first_us"] != NEVER_US
             is_complete = np.bincount(events.codes) == head_columns["last_sequence"] + 1
-            # Of a series of erased edits alone no original is left to compare with.
+            # A series may have nothing left but erased edits: no original to compare with.
             too_few = (
                 head_columns[column] < stored
                 if column == "edits"

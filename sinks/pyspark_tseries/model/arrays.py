@@ -116,7 +116,7 @@ def encode_runs(series: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Arra
 
 
 def find_runs_of(series: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Array]:
-    """Return the series of each run of rows that share it, and the row at which it begins.
+    """Return each run's series and first row; a run is adjacent rows of one series.
 
     `series` are texts, a dictionary of them, or encoded by runs.
     """
@@ -177,8 +177,8 @@ def place_values(column: pa.Array, rows: Int64Array, size: int) -> pa.Array:
 def sort_by_code(codes: Int64Array, numbers: Int64Array) -> Int64Array:
     """Return the rows in the order of (code, number, row); codes are not negative.
 
-    The result is that of `np.lexsort((numbers, codes))`, in less than half the time: NumPy sorts
-    16-bit numbers without comparing them, and most batches are already in the order of time.
+    This equals `np.lexsort((numbers, codes))`, in less than half the time: NumPy sorts 16-bit
+    numbers without comparing them, and most batches are already in the order of time.
     """
     order = np.arange(len(numbers))
     if (numbers[1:] < numbers[:-1]).any():

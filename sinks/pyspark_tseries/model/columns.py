@@ -4,8 +4,8 @@ Arrow does not check that text is UTF-8, but DuckDB, Polars and Python cannot re
 that is not. So `check_text` refuses such a batch before anything is written.
 
 A column can get a wider type, which holds every value of the narrower one unchanged (semantics
-35.4). The rules are those of Delta's feature `typeWidening` for types, and of Delta's schema
-evolution for fields of structs.
+35.4). Types follow the rules of Delta's feature `typeWidening`, and fields of structs Delta's
+schema evolution.
 """
 
 from collections.abc import Iterable, Sequence, Set

@@ -3,8 +3,8 @@
 The events do not show the counts of dropped and adjusted rows, a changed retained range or a
 changed policy; `CommitMetadata` in every head file keeps these.
 
-A commit also has an id, a time and CTIs (semantics 19.4, 19.5 and 30). Its id is that of its head,
-a random number: if two copies of a store both go on, their commits have the same numbers, but
+A commit also has an id, a time and CTIs (semantics 19.4, 19.5 and 30). Its id is its head's, a
+random number: if two copies of a store both go on, their commits have the same numbers, but
 different ids. The time of commits never decreases, so one commit from the far future would set the
 time of all later ones, and of every event without a timestamp. Therefore a client compares its
 clock with the time of the last commit and with the storage's clock, which may be another machine's.

@@ -372,7 +372,7 @@ PROPERTY: Final = "tseries.rollup"
 """The property of a rollup's table with its settings, as JSON."""
 
 COVERED: Final = "tseries:rollup"
-"""The transaction whose version is the source's commit up to which the rollup has all buckets."""
+"""The version of this transaction is the last commit of the source that the rollup covers."""
 
 BEGUN: Final = "tseries:rollup:begun"
 """The same for an unfinished first run: the buckets written so far are of that commit."""
@@ -415,7 +415,7 @@ class RollupSettings:
 
     @property
     def downsampling(self) -> Downsampling:
-        """The query by buckets whose rows are the rollup's events."""
+        """The query by buckets; its rows are the rollup's events."""
         return Downsampling(self.buckets, self.aggregates)
 
     def values(self, schema: pa.Schema) -> list[pa.Field]:

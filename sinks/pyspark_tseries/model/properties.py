@@ -1,8 +1,8 @@
 """Keep a store's settings as properties of its Delta table, and check what its policy allows.
 
-The settings are those of its creation. A policy says what principals may do (semantics 28). It
-guards against mistakes of honest clients. Anyone who can write to the store's directory can do
-anything, so the access control of the storage is the real protection.
+The properties keep the settings of the store's creation. A policy says what principals may do
+(semantics 28). It guards against mistakes of honest clients. Anyone who can write to the store's
+directory can do anything, so the access control of the storage is the real protection.
 """
 
 import json

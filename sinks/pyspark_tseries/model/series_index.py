@@ -349,8 +349,8 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     sequence, and the newest timestamp of an original that is not erased, in the commits up to
     `horizon`, inclusive.
 
-    It is of the given events alone, so after compaction `first_us` and the numbers leave out what
-    was removed. If only erased edits are left of a series, every time is NEVER_US.
+    Only the given events count, so after compaction `first_us` and the numbers leave out what was
+    removed. If only erased edits are left of a series, every time is NEVER_US.
     """
     sequence = events["sequence"]
     us = events["timestamp"].cast(pa.int64())

@@ -72,7 +72,7 @@ class InitialEvents:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A point up to which a subscriber has received everything.
+    """How far a subscriber has received everything.
 
     Attributes:
         store: the Delta table's id; a position is only valid for its own store.

@@ -3,8 +3,8 @@
 The index says how many events and edits a series ever got, so its newest `count` originals, and all
 edits of them, have sequences from a *low* on. Files, row groups and rows below it are not read.
 This low may miss an event where values were erased: an erased original with a time in the future
-stays in the range of times, however many later events have left it. Then, and for the newest events
-up to a time, the sequences of originals are read first, in bounded memory, and then the rows.
+stays in the range of times even after many later events. Then, and for the newest events up to a
+time, the sequences of originals are read first, in bounded memory, and then the rows.
 
 For each series the result has the rows of its newest originals; a row with an edit belongs to the
 original that it overrides.
@@ -261,7 +261,7 @@ def read_newest_one(
     """Return `columns` of the newest original of a series, with its latest edit; one row at most.
 
     If it is the last event of the series, only files that may have it are read, the newest first,
-    until it is found: usually in the first file, however many the store has.
+    until it is found: usually in the first file, even if the store has many.
     """
     state = index.lookup_one(name)
     floors = index.floors([name])

@@ -366,7 +366,7 @@ class _Question:
     def _select_visible(
         self, series: KnownSeries, rows: NewestRows, count: int
     ) -> tuple[NewestRows, Int64Array]:
-        """Return the rows that answer, and the series whose earlier rows may answer as well.
+        """Return the rows that answer, and the series that may need earlier rows as well.
 
         `rows` are the newest `count` of each series.
         """

@@ -6,9 +6,9 @@ on the planned snapshot, for one key range.
 
 A result is streamed in bounded memory: some series at a time, or a *part* of a large one, which is
 a range of keys with rows that fit into the budget. If the ends of the query's ranges are times or
-sequences, an original and its edits alone decide whether it is in the result; the index turns most
-other ends into such ends. Then a series may be cut between originals. A query that counts events
-reads each series as a whole. Memory always holds all edits of a part.
+sequences, only an original and its edits decide whether it is in the result; the index turns most
+other ends into these. Then a series may be cut between originals. A query that counts events reads
+each series as a whole. Memory always holds all edits of a part.
 """
 
 import dataclasses

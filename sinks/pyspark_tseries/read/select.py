@@ -81,7 +81,7 @@ def compute_bounds(
 ) -> Bounds:
     """Return the bounds of the originals that `query` may need.
 
-    `states` are those of `SeriesIndex.lookup_all`.
+    `states` come from `SeriesIndex.lookup_all`.
     """
     last_sequence, newest_us = states["last_sequence"], states["original_us"]
     size = len(last_sequence)

@@ -6,9 +6,9 @@ batch it aggregates the late rows by series and window, and writes edits of the 
 Windows that must wait are in a file of the store, which is written before the commit. The commit
 has the batch's number and the digest of its windows, and the file has both in its name: so the log
 says which file holds, and a kill at any moment neither loses nor doubles anything. Several drivers
-of a query may run at once, for example after a network failure: whichever commits first decides
-what the batch corrects, and the others find its file (`LateFiles`). A batch without windows to
-correct makes no commit; all of its windows wait, whoever decides it.
+of a query may run at once, for example after a network failure: the first to commit decides what
+the batch corrects, and the others find its file (`LateFiles`). A batch without windows to correct
+makes no commit; every driver lets all of its windows wait.
 
 Late rows come in batches, as partial aggregates of (series, window). A window is corrected once the
 store's CTI is above its time, because then its query has written all of it. Until then its partial
@@ -476,10 +476,10 @@ class Corrections(Revision):
     def _find_erased(
         self, windows: pa.Table, in_force: pa.Table, snapshot: Snapshot
     ) -> pa.Array | pa.ChunkedArray:
-        """Flag the windows that may have been erased: late rows alone would pass for all of them.
+        """Flag the windows that may have been erased: late rows would pass for all of their rows.
 
-        An erased event has lost its window's start. If the writing query made it, its timestamp is
-        that of the window; if a correction did, perhaps late, the window may be any before it.
+        An erased event has lost its window's start. If the writing query made it, it has the
+        window's timestamp; if a correction did, perhaps late, the window may be any before it.
         """
         series, window = self.rules.keys
         empty = in_force.filter(in_force[window].is_null())
@@ -565,8 +565,8 @@ def correct_late(
     Another query has made the store: it writes the windows of all rows in time, with a CTI
     (`ctiDelay`). A window that is in the store gets an edit; one that had no rows in time gets an
     original. A window that may not be written yet waits. The store gets the column `reason`.
-    Aggregates are those of the writing query: `{"trips": (F.count("*"), "sum")}`; an edit leaves
-    the store's other value columns as they are.
+    Name the aggregates as the writing query has them: `{"trips": (F.count("*"), "sum")}`; an edit
+    leaves the store's other value columns as they are.
 
     Args:
         late: a stream with a column `violation`; the query takes its rows that are `late`.
@@ -662,7 +662,7 @@ def _check_violation(late: DataFrame) -> None:
 
 
 class _Outpaced(Exception):
-    """Raised if a batch has to be decided anew: another driver or writer was faster."""
+    """Raised if a batch must be decided again: another driver or writer was faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -670,9 +670,9 @@ class _StillUndecided:
     """The condition that nobody else has decided a batch, and all its windows are still ready.
 
     Another driver may decide meanwhile that the batch has no windows to correct, and write its
-    file without a commit. Before its next batch it looks at the store again. Either it finds this
-    commit there; or the store is still as it is here, so that these windows are ready for its
-    next batch, too, and one of both commits fails.
+    file without a commit. Before its next batch it looks at the store again. If this commit is
+    there, it takes it. If not, the store is still as it is here: these windows are ready for its
+    next batch, too, and only one of the two commits succeeds.
     """
 
     store: Store

@@ -634,7 +634,7 @@ def remember_commit(
     except (FileExistsError, NotADirectoryError, PermissionError):
         return  # This checkpoint can have no record; the store still has its marks of queries.
     except OSError as error:
-        # The checkpoint is on a disk of this machine, whatever the store is on.
+        # The checkpoint is on a disk of this machine, even if the store is elsewhere.
         raise explain_failure(None, error) or error from error
 
 

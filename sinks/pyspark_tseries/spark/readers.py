@@ -147,7 +147,7 @@ def _is_visible(location: Location, version: int, latest_us: int) -> bool:
 
 
 def _read_entry_time_ns(location: Location, version: int) -> int | None:
-    """Return the time at which a log entry became visible; None if it does not exist."""
+    """Return when a log entry became visible; None if it does not exist."""
     path = entry_path(location, version)
     if not location.is_local:
         entry = location.identity(path)

@@ -597,7 +597,7 @@ MAX_ENTRIES_HELD: Final = 1000
 class LiveFiles:
     """The files of a store, kept up to date from each new entry of the log.
 
-    Delta lists all files of a table anew. If they are many, that takes longer than a small commit.
+    Delta lists all files of a table every time; many files take longer than a small commit.
     """
 
     def __init__(self) -> None:
@@ -606,7 +606,7 @@ class LiveFiles:
         self._later: list[tuple[LoggedFiles, Collection[str]]] = []
 
     def forget(self) -> None:
-        """Forget all files, so that they are listed anew."""
+        """Forget all files, so that they are listed again."""
         self._files = None
         self._later = []
 
@@ -620,7 +620,7 @@ class LiveFiles:
     def listed(self, list_anew: Callable[[], list[DataFile]]) -> list[DataFile]:
         """Return the files in the order of their commits; `list_anew` lists them if need be."""
         files, later = self._files, self._later
-        # If this is interrupted, as by Ctrl-C in a notebook, the files are listed anew.
+        # If this is interrupted, as by Ctrl-C in a notebook, the files are listed again.
         self.forget()
         if files is None or not all(self._apply(files, *entry) for entry in later):
             files = list_anew()

@@ -66,7 +66,7 @@ def sync(paths: Iterable[str]) -> None:
         begun.extend((path, threads.submit(_sync, path)) for path in unique_paths[1:])
     for path in [*unique_paths[:1], *unique_paths[1 + len(begun) :]]:
         _sync(path)
-    # Sync here whatever no thread has begun: waiting for a thread takes longer.
+    # Sync here what no thread has begun: waiting for a thread takes longer.
     for path, done in reversed(begun):
         if done.cancel():
             _sync(path)
@@ -356,7 +356,7 @@ class Location:
     def require_outside_tables(self) -> None:
         """Raise UnusableStore if a store here would lie in a Delta table, such as a store.
 
-        A directory whose name begins with `_` or `.` hides what is in it from the table's VACUUM.
+        The table's VACUUM sees nothing in a directory with a name that begins with `_` or `.`.
         """
         path = os.path.realpath(self.root) if self.is_local else self.file()
         while not os.path.basename(path).startswith(("_", ".")):
@@ -747,7 +747,7 @@ def lock_commits(location: Location) -> Iterator[None]:
     try:
         last_beat, patience = None, 0.0
         while not try_lock(descriptor):
-            # Wait as long as the holder beats: small batches that did not wait would win every race
+            # Wait while the holder beats: small batches that did not wait would win every race
             # against a large one.
             if last_beat != (last_beat := os.fstat(descriptor).st_mtime_ns):
                 patience = time.monotonic() + MAX_SILENCE_S

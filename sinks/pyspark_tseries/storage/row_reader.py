@@ -230,7 +230,7 @@ GroupBounds = Callable[[str], list[tuple[Any, Any] | None]]
 ANY_VALUE: Final = (MIN_NUMBER, MAX_NUMBER)
 
 NAMES_PER_PROBE: Final = 16
-"""Looking up a name by halving takes about as long as adding this many to a hash table."""
+"""A binary search for a name takes about as long as adding this many names to a hash table."""
 
 
 @dataclass(frozen=True, slots=True)

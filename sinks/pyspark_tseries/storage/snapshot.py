@@ -399,7 +399,7 @@ class Snapshot:
         return now if self.as_of is None else self._load_past_index(now, series, keys)
 
     def newest_index(self, series: Sequence[str] | None = None) -> SeriesIndex:
-        """Return the index of the current head, at least for `series`, whatever `as_of` says."""
+        """Return the index of the current head, even with `as_of`, at least for `series`."""
         if series is None or "_whole_index" in vars(self):
             return self._whole_index
         return self._heads.load_series(self.head_id, series)

@@ -1,7 +1,7 @@
 """Keep a store's log, its Delta table, up to date; only this module and repairs add entries to it.
 
 On a local path an entry is written under a temporary name and synced together with the files that
-it names. Only then is it linked to its own name, which fails if another client was first.
+it names. Then it is linked to its own name, which fails if another client was first.
 """
 
 import contextlib
@@ -380,7 +380,7 @@ _SUPPORTED_FEATURES: Final = frozenset(["appendOnly", "invariants", _LOCAL_TIMES
 
 
 class Log:
-    """A table and its last known version; not safe for threads by itself.
+    """A table and its last known version; not safe for threads without a lock.
 
     Args:
         location: the location of the store.
@@ -415,7 +415,7 @@ class Log:
         self._last_checkpoint: int | None = None  # The newest one known or begun.
         self.proven: dict[int, int] = {}
         """The ids of commits in this log, by number; a new dictionary if the log is replaced."""
-        # If the file of the entry `_version` is another one or gone, the table is opened anew.
+        # If the file of the entry `_version` is replaced or gone, the table is opened again.
         self._identity = self._entry_identity(self._version)
         if not skip_checks:
             self._check_undamaged()

@@ -190,7 +190,7 @@ def _find_doubled_rows(location: Location, entry: Entry) -> Entry:
         return entry
     since = entry.read_version
     if since is None:
-        # Without a new file no row is there twice, whatever is removed once more.
+        # Without a new file no row is there twice, even if a file is removed once more.
         since = entry.version - 1 - (MAX_SEARCHED_ENTRIES if entry.added else 0)
     gone: set[str] = set()
     for version in range(max(since + 1, 0), entry.version):
@@ -248,7 +248,7 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
     commit of this package or by one that changes no rows (OPTIMIZE, z-order, VACUUM), or if a
     RESTORE returned to a sound one. A commit of this package on an unsound state leaves it unsound.
 
-    `sound` has the states to which the table may return, each with its version. A commit of this
+    `sound` has the states that a RESTORE may return to, each with its version. A commit of this
     package moves all of them on, with their versions: undoing an earlier change keeps the commit.
 
         1  ours, adds a                {a}: 1

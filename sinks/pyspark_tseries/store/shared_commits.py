@@ -55,11 +55,11 @@ def can_share(first: Batch, other: Batch) -> bool:
 class SharedBatch(Appendable):
     """Joins batches of one row each into one batch that a store can append.
 
-    If that batch fails, it checks each row separately on top of the same index. A refused row's
-    caller gets the error it would have got alone; the rest is committed. Rows that are accepted
-    separately are accepted together: lateness depends only on the index, and other rows of the
-    batch can only raise an assigned timestamp. No row is an edit, because the originals of edits
-    are not looked up row by row.
+    If that batch fails, it checks each row separately on top of the same index. The caller of a
+    refused row gets the error of that row; the rest is committed. Rows that are accepted separately
+    are accepted together: lateness depends only on the index, and other rows of the batch can only
+    raise an assigned timestamp. No row is an edit, because the originals of edits are not looked up
+    row by row.
 
     Args:
         draw: returns at least one batch, all of which can share a commit; called once, when the
@@ -139,7 +139,7 @@ class SharedCommits:
         self.begin_child()
 
     def begin_child(self) -> None:
-        """Begin anew: a forked process has its parent's callers, but not their threads."""
+        """Forget all callers: a forked process has its parent's, but not their threads."""
         self._mutex = threading.Lock()
         self._waiting: list[_Caller] = []
         self._inside: set[int] = set()

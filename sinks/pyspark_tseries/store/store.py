@@ -477,8 +477,8 @@ class Store:
             OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
         # Each turn first settles the attempts before it, because one that failed may be stored: a
-        # storage can fail after it has stored, or lose its answer. Only then it makes a new one.
-        # After the last attempt there is one more turn, only to settle that.
+        # storage can fail after it has stored, or lose its answer. Then it makes a new one. After
+        # the last attempt there is one more turn, only to settle that.
         #
         # A lost race raises an error too, so `faults` counts all failures until a turn sees that a
         # competing commit was first. So races end the loop after `commits` attempts, as StoreBusy,

@@ -783,7 +783,7 @@ def _group_by_series(
 ) -> list[list[TaskOutput]]:
     """Group tasks so that no two groups share a series; all tasks with few rows share a group.
 
-    So each group is numbered, and written to a file, by itself. Groups, and the tasks in each, are
+    So each group is numbered separately, and has its own file. Groups, and the tasks in each, are
     in the order of the input.
     """
     root = list(range(len(outputs)))

@@ -374,7 +374,7 @@ def _assign_sequences(
     The untimed row gets the time `now_us`, or the newest time of a if that is later.
     """
     first_rows, sizes = find_number_runs(rows.codes)
-    # `rows.names` and `before` may have series without rows left; number the others anew.
+    # `rows.names` and `before` may have series without rows left; renumber the others.
     present = rows.codes[first_rows]
     names = rows.names.take(pa.array(present))
     before = {name: column[present] for name, column in before.items()}

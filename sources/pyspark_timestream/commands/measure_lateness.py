@@ -5,10 +5,10 @@ does not need Spark. The unchanged rules of a query run over the records once fo
 (`advance_trial`). So an event is late here exactly if it is late in a query with this delay that
 begins at the same records, however these are divided into blocks.
 
-An event that is not late *waits* from its own record to the record after which a CTI of its
-partition exceeds its time; no event at or before its time can come then. Its wait is the difference
-of the two records' timestamps, or 0 if that is negative. Every waiting event takes memory, so waits
-may be measured only on each N-th record; late events are counted on all.
+An event that is not late *waits* until a record raises the CTI of its partition above its time;
+from then on no event at or before its time can come. Its wait is the difference of the two records'
+timestamps, or 0 if that is negative. Every waiting event takes memory, so waits may be measured
+only on each N-th record; late events are counted on all.
 
 Waits are counted in classes, so the memory does not depend on their number. Each wait below 128 ms
 has its own class; above, each doubling has 128 classes, so a quantile is at most 0.8 % too high.
@@ -709,9 +709,9 @@ def measure_lateness(
     to the present ends of their partitions; Spark is not needed.
 
     How long results wait is measured by the records' timestamps. An event that is not late waits
-    from its own record to the one right after which its partition's CTI is greater than its time;
-    its wait is the difference of the two timestamps, or 0 if that is negative. A stream of several
-    partitions may wait longer: its CTI is the least of theirs (semantics 5.1).
+    from its own record to the record that raises its partition's CTI above its time; its wait is
+    the difference of the two timestamps, or 0 if that is negative. A stream of several partitions
+    may wait longer: its CTI is the least of theirs (semantics 5.1).
 
     Args:
         options: those of the stream, by their names, such as `kafka.bootstrap.servers`,

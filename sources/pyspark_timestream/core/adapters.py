@@ -321,7 +321,7 @@ def _has_null_item(column: pa.Array) -> bool:
 
 @hide_tracebacks
 class HandingReader(DataSourceStreamReader):
-    """A stream reader whose `partitions` may hand the rows over with a single partition."""
+    """A stream reader that may hand over a batch's rows along with a single partition."""
 
     _rows: list[pa.RecordBatch] | None = None
     _handed_schema: pa.Schema | None = None
@@ -333,7 +333,7 @@ class HandingReader(DataSourceStreamReader):
         return type(self) if self._rows is None else _WRAPPER
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Rows are for Spark alone, and pickle would compare `__class__` with the type.
+        # Only Spark takes rows: a copy has none. Pickle would compare `__class__` with the type.
         state = {**(self.__getstate__() or {}), "_rows": None}  # type: ignore[dict-item]
         return _create, (type(self),), state
 
@@ -343,7 +343,7 @@ class HandingReader(DataSourceStreamReader):
         return CAN_HAND_OVER and self._fits
 
     def set_handed_schema(self, schema: StructType) -> None:
-        """Give rows the schema by which Spark reads them; without a call they go as they are.
+        """Set the schema that Spark reads the rows with; without a call they go as they are.
 
         Unlike rows that a task returns, Spark refuses these if a column's metadata is missing
         (columns of a catalog's table have some), or if Arrow cannot express its type, such as a

@@ -26,8 +26,8 @@ from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable, show_value
 
 WATERMARK_KEY: Final = "spark.watermarkDelayMs"
-"""The metadata key by which Spark recognizes the column that the watermark is about, in a plan and
-in the schemas of a checkpoint's state."""
+"""Spark marks the watermark's column with this metadata key, in a plan and in the schemas of a
+checkpoint's state."""
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def is_instant(value: Any) -> TypeGuard[int]:
 
 
 def build_frozen(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Build a frozen dataclass, without slots, whose other fields all have defaults.
+    """Build a frozen dataclass without slots; fields that `values` lacks must have defaults.
 
     It sets the fields in `values`, and nothing else. The class's own constructor calls a function
     for each field; that was most of the work of reading an offset of a thousand partitions.

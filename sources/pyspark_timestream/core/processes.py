@@ -2,7 +2,7 @@
 
 - `end_quietly` ends a command without a traceback.
 - `read_wall_clock` reads the clock; `leave_out_pandas` saves a process the import of pandas.
-- `ProcessLock` and `begin_in_forks` begin anew in a forked process; `lazy` holds no lock at all.
+- `ProcessLock` and `begin_in_forks` start afresh in a forked process; `lazy` holds no lock at all.
 - `EndRequests` asks a stream to end. Spark runs a stream's reader in a separate process beside the
   driver, and gives the program that started the query no way to reach it. Both run on one machine,
   as one user and with the driver's environment, so a request (semantics 11.12) is a file in the

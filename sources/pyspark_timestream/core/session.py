@@ -43,7 +43,7 @@ def use_this_interpreter(environment: MutableMapping[str, str]) -> None:
 
 
 def find_worker_command(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the command with which a JVM in this environment starts workers, and its origin."""
+    """Return the command that a JVM in this environment starts workers with, and its origin."""
     for name in INTERPRETER_VARIABLES:
         if name in environment:
             return environment[name], name

@@ -288,7 +288,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         self._get_driver().mark_committed(end)
 
     def _check_columns(self, offset: StreamOffset) -> None:
-        """Check the columns for a batch whose options differ: those before or after a change."""
+        """Check the columns again for a batch that has other options, around a change."""
         if offset.settings != self._options.settings():
             check_columns(self._options.as_of(offset.settings), self._projection)
 
@@ -498,8 +498,8 @@ def _encode_clocks(
 ) -> dict[Partition, CommittedClock]:
     """Return what a task commits for the partitions that it reads to the end of the batch.
 
-    Tools that measure lag need the ends alone, too: if a partition is cut, only its last task
-    reaches the end, and no task knows the clock.
+    Tools that measure lag need an end even without a clock: if a partition is cut, only its last
+    task reaches the end, and no task knows the clock.
     """
     return {
         partition: CommittedClock(

@@ -218,7 +218,7 @@ def _count_malformed(
 
 
 def _find_last_offset(offsets: pa.Array, is_selected: Mask) -> int:
-    """Return the offset of the last of the selected records, of which there is one."""
+    """Return the offset of the last selected record; at least one is selected."""
     offset: int = offsets[int(np.flatnonzero(is_selected)[-1])].as_py()
     return offset
 

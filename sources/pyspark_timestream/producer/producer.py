@@ -508,7 +508,7 @@ class PunctuatedProducer:
     def _stop_clock(self) -> None:
         self._ended.set()
         # A callback's thread holds the lock that the clock may wait for, so it must not join the
-        # clock, which then ends by itself.
+        # clock; the clock then ends without it.
         if self._clock is not None and not self._lock.is_held:
             self._clock.join()
 

@@ -434,7 +434,7 @@ class TaskWatermark:
         """Add the increasing `ctis_us` of the partition at `position`.
 
         Returns:
-            The indexes in `ctis_us` after which a CTI row is due; the values of these rows,
+            The indexes in `ctis_us` that are followed by a CTI row; the values of these rows,
             increasing and above all emitted before.
         """
         none = np.empty(0, dtype=np.int64)
@@ -488,11 +488,11 @@ def find_max_proven(
 def change_rules(
     clock: PartitionClock, before: TimeRules, after: TimeRules, *, forgets_marks: bool = False
 ) -> PartitionClock:
-    """Return the clock with which the rules `after` go on where the rules `before` have stopped.
+    """Return the clock for going on by the rules `after` where the rules `before` have stopped.
 
     A CTI in force stays, and may rise if a writer is no longer waited for, or a grace is over.
-    Counters stay. Clues about late events begin anew, because they were about the old rules. With
-    `forgets_marks` the header of the marks is left out, or another one, and so are its writers.
+    Counters stay. Clues about late events are dropped, because they were about the old rules. With
+    `forgets_marks`, marks now come from another header or none, so the writers are forgotten.
     """
     if forgets_marks:
         clock = replace(clock, writers=(), noted_us=None, begun=False)

@@ -41,7 +41,7 @@ from pyspark_timestream.rules.marks import (
 )
 
 _EVENTS_PER_SEARCH: Final = 50
-"""One single search costs about as much as this many events in a search for all at once."""
+"""A search for one event costs about as much as this many events in a search for all at once."""
 
 
 class CountedEvents(NamedTuple):

@@ -366,7 +366,7 @@ def _number_writers(
 def _find_ends(
     changes: _Changes, newest_us: Instants | None, timeout_us: int | None, rows: int
 ) -> Integers:
-    """Find the key at which each change ends: the writer's next change or its silence (4.5)."""
+    """Find where each change ends, as a key: at the writer's next change or its silence (4.5)."""
     after_block = 3 * rows
     ends = np.full(len(changes.keys), after_block)
     has_next = changes.codes[1:] == changes.codes[:-1]
@@ -374,7 +374,7 @@ def _find_ends(
     if newest_us is None or timeout_us is None:
         return ends
     silent_rows = np.searchsorted(newest_us, changes.seen_us + timeout_us, side="right")
-    # A writer of which nothing was seen cannot fall silent.
+    # A writer that was never seen cannot fall silent.
     silent_rows[changes.seen_us == NEVER] = rows
     ends_with_silences: Integers = np.minimum(ends, 3 * silent_rows)
     return ends_with_silences
@@ -382,7 +382,7 @@ def _find_ends(
 
 def _find_intervals(changes: _Changes, ends: Integers, rows: int) -> _Intervals:
     """Turn changes into the intervals in which each writer's greatest mark holds."""
-    # A writer's maximum begins anew where another writer, a close or a silence came before.
+    # A writer's maximum starts over after another writer, a close or a silence.
     is_first = np.ones(len(ends), dtype=np.bool_)
     is_first[1:] = (
         (changes.codes[1:] != changes.codes[:-1])
@@ -392,8 +392,8 @@ def _find_intervals(changes: _Changes, ends: Integers, rows: int) -> _Intervals:
     greatest_us = max_in_segments(changes.us, is_first)
     marks = np.flatnonzero(changes.is_mark)
     after_block = 3 * rows
-    # Number the keys at which anything changes: the minimum is found per change, not per record.
-    # Index k + 1 stands for key k, because the first key is -1.
+    # Number the keys where anything changes: the minimum is found per change, not per record. Index
+    # k + 1 stands for key k, because the first key is -1.
     is_step = np.zeros(after_block + 2, dtype=np.bool_)
     is_step[[0, -1]] = True
     is_step[changes.keys + 1] = True

@@ -322,7 +322,7 @@ def _follow_records(
 
 
 def _spread_ctis(cti_us: int | None, index: Integers, us: Instants, rows: int) -> Instants:
-    """Return the CTI in force before each record; `cti_us` is the one before the first."""
+    """Return the CTI in force before each record; `cti_us` is in force before the first."""
     candidates = np.full(rows + 1, NEVER, dtype=np.int64)
     candidates[0] = instant_or_sentinel(cti_us)
     # NumPy assigns in order, so a record keeps the last, greatest CTI after it.

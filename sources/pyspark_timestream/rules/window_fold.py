@@ -36,7 +36,7 @@ _MOST_BYTES: Final = 1 << 26
 
 _ROWS_A_BATCH: Final = 1 << 14
 _CODES_A_ROW: Final = 4
-"""Number the groups anew if there are more codes for each row than this."""
+"""Renumber the groups if there are more codes for each row than this."""
 
 _SUM_DIGITS: Final = 10
 """A sum of decimals has this many more digits, in Spark and here."""

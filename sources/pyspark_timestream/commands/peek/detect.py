@@ -1,6 +1,6 @@
 """Detects what payloads are: framing, format, schemas, and columns for their fields.
 
-Detection is pure: a registry's answers for the ids in the frames are an argument, for which
+Detection is pure: it gets the registry's answers for the ids in the frames as an argument;
 `ask_registry` and `find_reader_options` make the requests. With answers, a frame counts if the
 registry knows its id; without, if its id is plausible. The form of most payloads decides, and a
 detection counts how many have it (semantics 13.3 and 13.6).

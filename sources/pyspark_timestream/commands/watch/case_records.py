@@ -165,7 +165,7 @@ def _find_valueless(payload: Payload, result: BlockResult) -> Mask:
 
 
 def _find_late(action: Action) -> Find:
-    """Return what finds the late records of an action, by what it does with them."""
+    """Return the function that finds the late records that an action dropped, moved or flagged."""
     if not action.moves and action is not Action.FLAG:
         return lambda _, payload, result: result.late & ~result.keep
     violation = ADJUSTED if action.moves else LATE

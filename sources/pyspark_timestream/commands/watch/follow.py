@@ -528,7 +528,7 @@ class CheckpointFollower:
         newest = max(self._stamps, default=-1)
         changed = any(self._stamps.get(number, stamp) != stamp for number, stamp in stamps.items())
         if changed or (numbers and numbers[-1] < newest):
-            # It was restored from a copy, or begun anew: what we know is of another history.
+            # The checkpoint was restored from a copy, or replaced: what we know is another history.
             newest = self._forget()
         entries = self._read_new(stamps, newest)
         if any(number < newest for number in entries):
@@ -691,7 +691,7 @@ _Key = tuple[str, str]
 
 _Nodes = dict[_Key, ChainNode]
 _Hops = dict[tuple[_Key, _Key], int | None]
-"""From one node to another -> the clock up to which the second has followed the first."""
+"""(node, next node) -> how far the next node has followed the node: a clock, None if unknown."""
 
 
 def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Chain | None:

@@ -309,6 +309,6 @@ def _cast_decimals(array: pa.Array, target: pa.DataType) -> Converted:
 
 
 def limit_decimals(wide: pa.Array, target: pa.DataType) -> Converted:
-    """Cast decimals whose scale `target` allows; those with too many digits for it are bad."""
+    """Cast decimals that fit the scale of `target`; those with too many digits for it are bad."""
     fitting, bad = keep(wide, to_mask(find_long_decimals(wide, target)))
     return Converted(fitting.cast(target), bad)

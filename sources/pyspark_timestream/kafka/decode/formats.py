@@ -103,7 +103,7 @@ def decode_side(
 ) -> DecodedBlock:
     """Decode n binary values or keys; a null becomes a row of nulls and is not malformed.
 
-    `headers` are those of the records, if they contain the frames.
+    `headers` are the records' headers, if they contain the frames.
 
     Raises:
         SchemaRegistryError: a writer's schema is not available.

@@ -439,7 +439,7 @@ def _report_no_cti(history: History, partitions: Sequence[Partition]) -> Diagnos
     text = _describe_missing_cti(settings, clock)
     if len(partitions) > 1:
         text += f"; so it is in {len(partitions)} partitions"
-    # If no event has a time, more records do not help, whatever the counters say.
+    # If no event has a time, more records do not help, even if the counters ask for them.
     is_timeless = "ctiFrequency" in settings and clock.events > 0 and _has_read_no_time(clock)
     advice = Kind.MALFORMED.fix if is_timeless else ""
     return _report_blocked(Kind.NO_CTI, history, partitions, text, advice=advice)

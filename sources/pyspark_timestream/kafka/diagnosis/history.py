@@ -192,7 +192,7 @@ def build_histories(batches: Iterable[BatchReport]) -> dict[str, History]:
 
 
 def find_silent_writers(clock: PartitionClock) -> list[str]:
-    """Return the writers whose marks are the minimum while other marks or events go on."""
+    """Return the writers with the lowest mark, if other marks or the events are ahead of it."""
     marks = {name: writer.mark_us for name, writer in clock.writers}
     if None in marks.values():
         return [name for name, mark_us in marks.items() if mark_us is None]
@@ -204,7 +204,7 @@ def find_silent_writers(clock: PartitionClock) -> list[str]:
 
 
 def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) -> int | None:
-    """Return when the first of the last batches in a row for which `same` holds was planned.
+    """Return since when `same` holds: when the first of the latest batches in a row was planned.
 
     None if it does not hold for the last batch.
     """

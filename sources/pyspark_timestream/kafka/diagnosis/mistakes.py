@@ -118,7 +118,7 @@ def _report_counts(
 ) -> Diagnosis:
     """Report the counted events; the level rises each time that their number doubles.
 
-    With `holds_back` they count as most of the stream's events, whatever their fraction is.
+    With `holds_back` they count as most of the stream's events, even if they are few.
     """
     partitions = sort_by_count(counts)
     clocks = history[-1].clocks

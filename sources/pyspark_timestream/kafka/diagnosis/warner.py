@@ -400,7 +400,7 @@ def update_counts(
 
 
 def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
-    """Find the mistakes that the last events of the stream show, whatever came before."""
+    """Find the mistakes that the last events of the stream show, without regard to earlier ones."""
     latest, complete = BatchRecord(0, replace(now, partitions=recent.counts)), BatchRecord(0, now)
     mistakes = [*find_malformed_events((latest,), MOST), *find_malformed_values((latest,), MOST)]
     ever = [*find_malformed_events((complete,)), *find_malformed_values((complete,))]

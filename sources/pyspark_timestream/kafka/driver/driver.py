@@ -7,7 +7,7 @@ needs; the fields of `StreamDriver` are caches (`trackers`) and the state of the
 
 There are six kinds of ends, each an offset per partition:
 
-- `readable_ends`: the end of what the log has to read now (5.3), whatever limits the run.
+- `readable_ends`: the end of what can be read of the log now (5.3), without the run's limits.
 - `high_watermarks`: the end of the log with open transactions; new imported CTIs wait for it (6.2).
 - `fixed_ends`: the end of the stream, by its ending options (7.6); None without them.
 - `ends`: the end of what this run may read: `readable_ends` within its bounds and `fixed_ends`.
@@ -523,7 +523,7 @@ class StreamDriver:
         return topic_ids, earliest
 
     def _ask_time_index(self, state: StreamState) -> Mapping[Partition, int | None]:
-        """Return the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
+        """Return how far, as offsets, `maxSkew` lets the batch read (semantics 5.10)."""
         if not self._options.is_timed_by_record:
             return {}
         return self._broker.offsets_at(

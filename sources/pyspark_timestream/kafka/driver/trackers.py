@@ -109,10 +109,10 @@ def make_steady_clock() -> Callable[[], int]:
 
 
 _REFRESH_AGE_S: Final = 1.0
-"""Age after which the partitions are listed again in the background."""
+"""From this age on, the partitions are listed again in the background."""
 
 _MAX_AGE_S: Final = 2.0
-"""Age after which the cache is not used: infrequent batches must not miss new partitions."""
+"""From this age on, the cache is not used: infrequent batches must not miss new partitions."""
 
 
 class PartitionCache:
@@ -160,7 +160,7 @@ def _ask_in_background(ask: Callable[[], list[Partition]]) -> Future[list[Partit
 
 
 class TopicIds:
-    """Caches the ids of the topics for as long as the partitions are not listed again."""
+    """Caches the ids of the topics until the partitions are listed again."""
 
     def __init__(self, get_broker: Callable[[], Broker], partition_cache: PartitionCache) -> None:
         self._get_broker = get_broker

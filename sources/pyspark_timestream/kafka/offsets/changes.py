@@ -98,7 +98,7 @@ class NewRules:
     after: KafkaOptions
 
     def move(self, clock: PartitionClock) -> PartitionClock:
-        """Return the clock with which a partition goes on."""
+        """Return a partition's clock after the change."""
         return change_clock(clock, self.before, self.after)
 
     @property
@@ -110,7 +110,7 @@ class NewRules:
 def change_clock(
     clock: PartitionClock, before: KafkaOptions, after: KafkaOptions
 ) -> PartitionClock:
-    """Return the clock with which a partition goes on by other options."""
+    """Return a partition's clock after a change of options."""
     return change_rules(
         clock,
         before.rules,

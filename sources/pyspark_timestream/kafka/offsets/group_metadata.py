@@ -1,11 +1,11 @@
-"""The text with which a task commits the clock after its range to the consumer group (8.3).
+"""The text that commits a clock to the consumer group: a task's clock after its range (8.3).
 
 A group stores a text with each partition's offset, up to the broker's setting
 `offset.metadata.max.bytes` (by default 4096). The driver reads it for the next batch. Task and
 driver both know the clock before the range, so the text has only the differences of the writers'
 clocks from it, without the names. 5,000 writers that move in step need no more room than one; of
 writers that move independently, 700 fit. A key covers the clock before the range, the range and the
-settings. The runs of a copied checkpoint share the group, and by the key each knows its own clocks.
+settings. The runs of a copied checkpoint share the group; each knows its own clocks by the key.
 """
 
 import base64

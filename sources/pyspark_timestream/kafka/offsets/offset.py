@@ -417,7 +417,7 @@ class StreamOffset:
 
     Attributes:
         stream: the stream's id, created with its first offset; names the consumer group.
-        settings: the options that define time, as text, by which the batch is read.
+        settings: the options that define time in this batch, as text.
         changes: the changes of options up to this batch (semantics 8.10), in order.
         number: the batch's number in the stream, from 0, without gaps.
         starts: the number of starts of the query; each start makes a new offset.
@@ -665,7 +665,7 @@ def check_stream_offset(
         offset: the offset in the checkpoint.
         settings: the pinned options of today.
         topic_settings: the options taken from the description of the topics, for the message.
-        change_from: option `changeFrom`, by which some options may differ (8.10); None without it.
+        change_from: option `changeFrom`, which lets some options differ (8.10); None without it.
 
     Raises:
         CheckpointMismatch: the format version is another one, or the value of an option is.

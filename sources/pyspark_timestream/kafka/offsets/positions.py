@@ -1,6 +1,6 @@
 """Positions: where reading starts and ends (semantics 9.2), and which records are gone (5.6, 9.1).
 
-Here *ends* are those of the logs, and *stops* are where a read ends.
+Here an *end* is the end of a log, and a *stop* is where a read ends.
 
 As in Spark's own source, `startingTimestamp` overrides `startingOffsetsByTimestamp`, which
 overrides `startingOffsets`; the same holds for the ending options. A partition without a record at
@@ -60,8 +60,8 @@ def reconcile(
 ) -> tuple[dict[Partition, int], list[str]]:
     """Return the positions to continue at in existing partitions, and a text for each loss.
 
-    Topics in `unchanged` are certainly those that were read before: if such a log is too short, its
-    end is lost.
+    Topics in `unchanged` are certainly the topics read before: a log of theirs that is too short
+    has lost its end.
     """
     positions = dict(last_positions)
     losses = []

@@ -55,7 +55,7 @@ class BrokerSnapshot:
 
     Attributes:
         positions: the next offset to read in every existing partition.
-        ends: the ends up to which records can be read; in a bounded run, its bounds.
+        ends: where the readable records end; in a bounded run, its bounds.
         lost: True if positions skip lost records, or a lost partition is back: both need a new
             offset.
         now_us: the wall clock.
@@ -354,7 +354,7 @@ def align_ends(
     ends: Mapping[Partition, int],
     time_index: Mapping[Partition, int | None],
 ) -> tuple[dict[Partition, int], frozenset[Partition]]:
-    """Return the ends up to which the batch may read, and the partitions that wait.
+    """Return where the batch must stop reading, and the partitions that wait.
 
     `time_index` answers `alignment.list_instants_ms()`, as in `plan_next_offset`.
     """

@@ -4,16 +4,16 @@ A stream's batch depends on its offset only, so that a replay is the same batch.
 
 After a crash, several batches may run as one (semantics 8.6). Under asynchronous progress tracking
 Spark commits only some batches. After a restart it runs all batches since the last commit as one,
-and knows two offsets: that of the commit and the last one. The last offset therefore records, for
-each partition, where reading began or went back to, and where anything other than a record raised
-its clock. Both are dropped once Spark has committed a later batch, since no restart goes back
-before that.
+and knows two offsets: the commit's and the last. The last offset therefore records, for each
+partition, where reading began or went back to, and where anything other than a record raised its
+clock. Both are dropped once Spark has committed a later batch, since no restart goes back before
+that.
 
 Spark plans a batch read once (7.4), and reuses the tasks for all later evaluations of the DataFrame
 or view. So a task's slice does not hold where its partitions start and end. It holds only the
-offsets at which a partition is cut, and which task reads the partitions that were empty or missing
-at planning time. Each task resolves the starting and ending options when it runs. Together the
-slices cover every record that exists by then exactly once.
+offsets that cut a partition, and which task reads the partitions that were empty or missing at
+planning time. Each task resolves the starting and ending options when it runs. Together the slices
+cover every record that exists by then exactly once.
 """
 
 import dataclasses
@@ -93,8 +93,8 @@ def note_forced_cti(
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the forced CTIs of a partition for the offset of a new batch.
 
-    The arguments are those of `note_restart_point`; `cti_us` is the CTI to which the clock is
-    raised at `position`, None if it is not.
+    The arguments are as for `note_restart_point`; `cti_us` raises the clock at `position`; None:
+    nothing does.
     """
     entries = _keep_after(partition_offset.forced_ctis if partition_offset else (), committed)
     # If reading goes back, CTIs that were forced further ahead now apply from `position` on.
@@ -114,7 +114,7 @@ def note_change_points(
 ) -> tuple[tuple[int, int], ...]:
     """Return where the changes take effect in a partition, for the offset of a new batch.
 
-    The other arguments are those of `note_restart_point`; `changes` are those up to the new batch.
+    `changes` are all up to the new batch; other arguments are as for `note_restart_point`.
     """
     if partition_offset is None:
         # It begins with the newest options.

@@ -506,7 +506,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def value_rules(self) -> PayloadRules:
-        """The rules by which values are read."""
+        """The rules for reading values."""
         return self._complete(
             PayloadRules(
                 side="value",
@@ -522,7 +522,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def key_rules(self) -> PayloadRules:
-        """The rules by which keys are read."""
+        """The rules for reading keys."""
         return self._complete(
             PayloadRules(
                 side="key",
@@ -538,7 +538,7 @@ class PayloadOptions(ReadingOptions):
 
     @property
     def payload_rules(self) -> tuple[PayloadRules, PayloadRules]:
-        """The rules by which values are read, and those for keys."""
+        """The rules for reading values, and those for keys."""
         return self.value_rules, self.key_rules
 
     def _complete(self, rules: PayloadRules) -> PayloadRules:
@@ -596,4 +596,4 @@ class PayloadOptions(ReadingOptions):
 PAYLOAD_SETTINGS: Final = frozenset(
     spec.name for spec in option_specs(PayloadOptions).values() if spec.is_pinned
 ) - frozenset(spec.name for spec in option_specs(ReadingOptions).values())
-"""The options for which `payload_settings` returns what a checkpoint keeps."""
+"""The options that `payload_settings` returns, as a checkpoint keeps them."""

@@ -133,7 +133,7 @@ class MarkWriter:
     def check_tasks(
         self, options: KafkaWriteOptions, run: QueryRun, batch: int, with_rows: Collection[int]
     ) -> None:
-        """Check that the tasks with rows are those of an earlier attempt."""
+        """Check that an earlier attempt had rows in the same tasks."""
         key = _producer_key(options, Owner.of(options, run.query_id, MARKS))
         # Only the first batch of a run can be a later attempt.
         if self._checked.get(key) == run.run_id:

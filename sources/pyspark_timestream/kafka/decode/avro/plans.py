@@ -8,8 +8,8 @@ columns, by the rule for bad values of all formats (semantics 13.13).
 `resolve_schemas` makes the steps from a writer's schema and the requested part of the reader's.
 Fields match by name or by the reader's aliases; a field that the writer lacks gets the reader's
 default. Numbers are promoted as Avro says. Names of records, enums and fixed types may differ,
-except where a union has several of them. A timestamp keeps the writer's unit, whatever the reader's
-is.
+except where a union has several of them. A timestamp keeps the writer's unit, even if the reader's
+differs.
 
 A registry lets a producer widen a number, change a decimal's scale or drop a field (compatibility
 BACKWARD, Confluent's default). A wider number is read as the writer's type, and the column's type

@@ -231,8 +231,8 @@ _PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "byte
 def inline_references(schema: RegisteredSchema) -> str:
     """Return an Avro schema's text with each referenced type defined where it is first used.
 
-    The text may name a type by its full name, at whatever depth a reference defines it, or by the
-    name that the registry has for the reference, which may differ from its type's name.
+    The text may name a type by its full name, however deep a reference defines it. Or it may use
+    the registry's name for the reference, which may differ from the type's name.
 
     Raises:
         ValueError: a text is not JSON.
@@ -280,8 +280,8 @@ def _inline_types(
 ) -> Any:
     """Copy `schema` with definitions in the place of names that are not defined yet.
 
-    `space` is the enclosing namespace, empty for none; `defined` are the full names defined so far,
-    to which the function adds.
+    `space` is the enclosing namespace, empty for none. The function adds to `defined`, the full
+    names defined so far.
     """
     if isinstance(schema, str):
         # As in Java, a name that the enclosing namespace lacks is looked up without one.

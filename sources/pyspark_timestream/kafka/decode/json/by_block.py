@@ -331,7 +331,7 @@ _MAX_SAFE_DIGITS: Final = 999
 _TOO_MANY_DIGITS: Final = f"[0-9]{{{_MAX_SAFE_DIGITS + 1}}}"
 
 _NEGATIVE_EXPONENT: Final = r'[:,\[]\s*"?[+-]?[0-9.]+[eE]-|\\u00(2[bBdDeE]|3[0-9]|[46]5)'
-"""Matches a number, in quotes or not, with such an exponent, and escapes that may stand for one."""
+"""Matches a number with a negative exponent, in quotes or not, and escapes that may hide one."""
 
 _SAMPLED_DIGITS: Final = 10
 """A number with too many digits in a row contains this many of the sampled bytes."""
