@@ -1,19 +1,19 @@
 """`make bench`: every comparison, each in a process of its own, as one table of ratios.
 
-Those of the Kafka source are in `kafka`, of CTIs and the simulated clock in `time_rules`, of the
-store in `tseries`; `nexmark`, `tsbs`, `neighbours` and `load` have a folder each, and `measuring`
-what all share. `results` is what machines have kept.
+`kafka` measures the Kafka source, `time_rules` CTIs and the simulated clock, `tseries` the store;
+`nexmark`, `tsbs`, `neighbours` and `load` have a folder each, and `measuring` what all share.
+`results` keeps what machines have measured.
 
-Above 1 ours is faster, except where a job is measured in ms or MB: there below 1 is better. What
-was measured is kept in `bench/results/<machine>`, with the versions; BENCH_MACHINE names the
-machine (default: its processor and cores), and what other machines have kept stays. A benchmark
-that fails, or takes longer than BENCH_LIMIT_S (default 3600), is named in the end, and the rest
-goes on; one that this machine cannot run says why in place of its rows. Arguments name those to
-run, such as `python bench kafka_source rules`. BENCH_RESULTS is another folder to keep them in.
+Above 1 ours is faster, except where a job is measured in ms or MB: there below 1 is better. The
+results are kept in `bench/results/<machine>`, with the versions; BENCH_MACHINE names the machine
+(default: its processor and cores), and the results of other machines stay. A benchmark that fails,
+or takes longer than BENCH_LIMIT_S (default 3600), is named in the end, and the rest goes on; one
+that this machine cannot run says why in place of its rows. Arguments name those to run, such as
+`python bench kafka_source rules`. BENCH_RESULTS is another folder to keep them in.
 
 With BENCH_QUICK=1 (`make bench QUICK=1`) sizes and rounds are small (`sizes`), its ratios are
-rough, and it is kept in `.work/bench` alone. The whole takes ten minutes: one of each kind comes
-first, and those for which a slow machine has no time left are named in the end.
+rough, and it is kept only in `.work/bench`. The whole takes ten minutes: one of each kind comes
+first. If a slow machine has no time left for some, they are named in the end.
 """
 
 import math

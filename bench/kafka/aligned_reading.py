@@ -1,10 +1,10 @@
 """A backfill with `maxSkew` and without: rows in Spark's state, peak memory, and run time.
 
-Four partitions, of which two have a tenth and a hundredth of the others' records, and one of the
-dense ones begins three hours before the others; all end at the same time. A query counts them by
-device and minute, in batches of at most a fixed number of records, once read as they come and once
-aligned. Each run has a process of its own, so that the peaks are its own; both must count the same
-windows.
+There are four partitions. One has a tenth of the usual number of records and one a hundredth; one
+of the dense two begins three hours before the others; all end at the same time. A query counts them
+by device and minute, in batches of at most a fixed number of records, once read as they come and
+once aligned. Each run has a process of its own, so that the peaks are its own; both must count the
+same windows.
 """
 
 import json

@@ -33,7 +33,7 @@ from streams import finish
 PARTITIONS: Final = 4
 SIZES: Final = records((2_000_000,), (100_000,))
 CHECKED: Final = 100_000
-"""The records whose rows are compared, in a topic of their own."""
+"""So many records, in a topic of their own, have their rows compared."""
 
 RECORD: Final = """message_key BYTES, message BYTES,
     topic STRING METADATA VIRTUAL, part INT METADATA FROM 'partition' VIRTUAL,
@@ -59,7 +59,7 @@ NOOP, WINDOW = "Kafka -> noop", "Kafka -> JSON -> window"
 
 
 def flink_job(job: str, bootstrap: str, topic: str, rows: Path | None = None) -> list[str]:
-    """The statements of a job, whose rows go to `rows`."""
+    """The statements of a job that writes its rows to `rows`."""
     if job == NOOP:
         table = kafka_table("records", RECORD, bootstrap, topic, **RAW)
         return [

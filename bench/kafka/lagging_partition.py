@@ -1,8 +1,8 @@
-"""Spark's watermark and CTIs over a topic of which one partition is behind: `make picture`.
+"""Spark's watermark and CTIs over a topic with one partition behind: `make picture`.
 
 The topic is the demo's. Both queries read it in batches of 2,000 records and count trips by station
 and hour, with a delay of five minutes; Spark's own Kafka source has Spark's own watermark. Every
-trip that no window has counted in the end is lost. What was measured is kept in
+trip that no window has counted in the end is lost. The results are kept in
 `bench/results/lagging_partition.json`, and drawn as `docs/pictures/lagging-partition.svg`.
 """
 

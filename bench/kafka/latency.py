@@ -177,7 +177,7 @@ def measure(mode: str) -> list[Comparison]:
 
 
 def main() -> None:
-    """Each mode in a process of its own: its settings are those of the session."""
+    """Measure each mode in a process of its own, because its settings are the session's."""
     if len(sys.argv) > 1:
         print(json.dumps([each.to_json() for each in measure(sys.argv[1])]))
         return

@@ -1,15 +1,16 @@
 """A week in one query: whether its last quarter takes and holds what its second one did.
 
-Devices report to a topic, whose broker keeps only the last records; event time passes faster than
-the clock. The query counts by device and minute, CTIs release the windows, and a store with a
-retained range of half a day keeps them, merges its files and removes old ones. So a day holds what
-every other day does, and all that grows is a leak. Samples are taken all the time:
+Devices report to a topic; its broker keeps only the last records. Event time passes faster than the
+clock. The query counts by device and minute, CTIs release the windows, and a store with a retained
+range of half a day keeps them, merges its files and removes old ones. So a day holds what every
+other day does, and all that grows is a leak. Samples are taken all the time:
 
 - the memory, threads and open files of the driver, of Spark's process of the source, of the largest
   worker and of all processes but the broker and the producer; the JVM's heap after a collection,
-  and the JVM's whole memory, whose heap is there from the start (so that what grows is outside it);
+  and the JVM's whole memory (it has its heap from the start, so growth is outside the heap);
 - the bytes and files of the store's log, of its other metadata (heads, history) and of its events,
-  those included that left the store within the hour; of the checkpoint; of Spark's temporary files;
+  including the files that left the store within the hour; of the checkpoint; of Spark's temporary
+  files;
 - the time of a batch, and how far the query is behind the devices, in seconds by the clock.
 
 `steady` says which of them have grown. In the end every minute in the store must have all reports,

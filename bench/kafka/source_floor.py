@@ -1,4 +1,4 @@
-"""Core time that Spark takes for a row of any Python data source, whatever the source does.
+"""Core time that Spark takes for a row of any Python data source, even one that does nothing.
 
 A source that sends blocks made beforehand is read in batches into `noop`, with all columns of the
 Kafka transport and with some. Beside it stands what reading the records and making their rows

@@ -2,11 +2,11 @@
 
 A bounded query over 1,000 records into `noop`, started again and again: in a session that has run
 such queries before (warm), and as the first query of a session whose JVM is up (cold). Spark's
-source comes as it is, and told to wait no longer than ours for what a fetch has not found: by
-default its tasks wait half a second for more than there is. Ours comes with the session of
-`configure_spark`, and with Spark's own home, whose `pyspark.zip` Python compiles again in every
-process. The last is a source in Python that has its rows at hand and imports nothing: what Spark
-takes to start any. BENCH_STARTS says how many starts.
+source runs with its defaults, and again told to wait no longer than ours for what a fetch has not
+found: by default its tasks wait half a second for records that do not exist. Ours runs with the
+session of `configure_spark`, and with Spark's own home, where Python compiles `pyspark.zip` again
+in every process. The last is a source in Python that has its rows at hand and imports nothing: it
+shows what Spark takes to start any source. BENCH_STARTS says how many starts.
 """
 
 import os
@@ -88,7 +88,7 @@ def rows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
 
 
 def spark_at_once(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
-    """Spark's source, which waits as long as ours."""
+    """Spark's source, told to wait no longer than ours."""
     return spark_source(spark, kafka, topic, **WAITS_LESS)
 
 

@@ -1,6 +1,6 @@
 """What the page of `watch` costs: to load, while it is open, and for a query beside it.
 
-The checkpoint has a thousand partitions, of which one holds back, and a day of batches, one a
+The checkpoint has a thousand partitions, one of them holding back, and a day of batches, one a
 second; all but the newest and one in four hundred share their files' content. `loads`: from the
 start of the command to the first page, in core seconds of the command, and by the clock in a real
 browser, from when the command tells its address until all lanes and cells are painted; the peer is
@@ -83,8 +83,8 @@ def watching(checkpoint: Path) -> Iterator[int]:
 def write_day(root: Path) -> None:
     """A checkpoint of a day.
 
-    The files are those of `write_large_batch`. All partitions but one have the same clock, so it is
-    turned into text once and not a thousand times, which would take minutes.
+    `write_large_batch` makes the files. All partitions but one have the same clock, so it is turned
+    into text once and not a thousand times, which would take minutes.
     """
     for name in ("offsets", "commits"):
         (root / name).mkdir()

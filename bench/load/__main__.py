@@ -1,10 +1,11 @@
-"""The largest sizes: `python bench load`, what each takes, beside the bound that is promised.
+"""The largest sizes: `python bench load` measures what each takes, beside its promised bound.
 
 Each job has a broker that holds its topic, and a process of its own with a session (`jobs`), so
 that the peak memory of each process (VmHWM, which the kernel keeps) is its own. *Longest* is the
 longest batch, which may be the first one of a session, or the job where it has no batches; *core s*
-are those of the whole job, the start of the session included, whatever else the machine does. A job
-that exceeds a bound of `sizes_promised` fails the benchmark, after all have run and were kept.
+are the core seconds of the whole job with the start of its session; other load on the machine does
+not count. A job that exceeds a bound of `sizes_promised` fails the benchmark, after all have run
+and were kept.
 
     BENCH_LOAD   which jobs, with commas between them; default all
 """

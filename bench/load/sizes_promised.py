@@ -21,8 +21,7 @@ class Size:
         core_s: seconds of cores that the whole job may take, with the start of its session.
         python_mb: the largest process of Python: the driver's program, Spark's process of the
             source, and each worker.
-        jvm_mb: Spark's JVM, whose heap has the size that Spark gives it by default, a gigabyte; 0
-            where there is none.
+        jvm_mb: Spark's JVM, with Spark's default heap of a gigabyte; 0 where there is none.
     """
 
     what: str

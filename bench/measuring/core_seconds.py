@@ -17,15 +17,14 @@ _PROC: Final = Path("/proc")
 class CoreSeconds:
     """Core seconds by kind of process, spent while it is entered.
 
-    `jvm`: Spark's; `python`: the process `root`, else this one, and all others among its
-    descendants, those included that ended meanwhile, such as the `chmod` by which Hadoop makes each
-    local file of a checkpoint; `broker`: a Kafka broker that this process started as a process of
-    its own. A kind without any is missing; a broker in a container, or one
-    that others started, is not seen.
+    `jvm`: Spark's; `python`: the process `root`, else this one, and all its other descendants, even
+    ended ones, such as the `chmod` that Hadoop runs for each local file of a checkpoint; `broker`:
+    a Kafka broker that this process started as a process of its own. A kind without processes is
+    missing; a broker in a container, or one that others started, is not seen.
 
-    What a process took that ended is known if its parent has waited for it. PySpark's daemon waits
-    for none of its workers, which Spark ends after a minute without a task: what such a worker took
-    before is left out, and what it still took is lost.
+    The core time of an ended process is known if its parent has waited for it. PySpark's daemon
+    waits for none of its workers, and Spark ends them after a minute without a task: the core time
+    of such a worker is lost.
     """
 
     def __init__(self, root: int | None = None) -> None:
@@ -34,7 +33,7 @@ class CoreSeconds:
 
     @property
     def total_s(self) -> float:
-        """Of all kinds but the broker, which serves everybody."""
+        """The core seconds of all kinds but the broker, which serves everybody."""
         return sum(each for kind, each in self.by_kind.items() if kind != "broker")
 
     def __enter__(self) -> "CoreSeconds":

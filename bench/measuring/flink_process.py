@@ -1,7 +1,7 @@
 """Flink's mini cluster; `flink.py` runs this in Flink's own environment.
 
-Each line that is read is a list of statements of SQL, the last of which is a job. Each is answered
-by a line {"took": seconds}, from the job's submission to its end.
+Each line of input is a list of SQL statements; the last one is a job. The answer is a line {"took":
+seconds}, from the job's submission to its end.
 """
 
 import json

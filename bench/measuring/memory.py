@@ -17,7 +17,7 @@ _WORKERS: Final = ("pyspark.daemon", "pyspark.worker")
 class PeakMemory:
     """Peaks in MB by kind of process, while it is entered.
 
-    `main`: the process `root`, else this one, whose descendants the others are; `driver`: the JVM,
+    `main`: the process `root`, else this one; the others are its descendants; `driver`: the JVM,
     which in a local session runs the tasks' JVM side too and gives no heap back, so it only grows
     over a run; `worker`: the largest Python worker; `all`: all of them together at one moment, and
     the other children as well, where forked processes count what they share twice. A kind that was
@@ -72,9 +72,9 @@ class PeakMemory:
 class HighWater:
     """Peaks in MB as the kernel keeps them (VmHWM), of the largest process of each kind.
 
-    The kinds are those of `PeakMemory`, and `source` is Spark's process of a source, which with the
-    writer's one is a Python process that the driver starts. A process is looked at again and again,
-    and so only what it allocates in the last moment of its life may be missed.
+    The kinds are as in `PeakMemory`, and `source`: a Python process that Spark's driver starts for
+    a source or a writer. A process is looked at again and again, so only what it allocates in its
+    last moment may be missed.
     """
 
     def __init__(self, root: int) -> None:

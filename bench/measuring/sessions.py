@@ -72,7 +72,7 @@ def _begin(environment: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class There:
-    """A contender that runs in another process, whose memory is looked at."""
+    """A contender that runs in another process; the memory of that process counts."""
 
     apart: Apart
     job: Callable[..., Done]
@@ -84,12 +84,12 @@ class There:
 
     @property
     def pid(self) -> int:
-        """Of that process."""
+        """The id of that process."""
         return self.apart.pid
 
 
 class Fresh:
-    """A contender each of whose runs has a process that has done nothing before.
+    """A contender with a new process for each run.
 
     The process of a run stays until the next one begins, or the `with` block ends, so that what it
     has spent can be read after the run.

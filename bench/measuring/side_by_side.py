@@ -1,4 +1,4 @@
-"""The one way in which benchmarks compare: in turns, guarded, as ratios, kept as JSON.
+"""How all benchmarks compare: in turns, guarded, as ratios, kept as JSON.
 
     from side_by_side import Done, compare, report
 
@@ -13,15 +13,15 @@ A contender is a function that does the job once and says what it took and what 
 contender is the peer, the last is ours. The contenders take turns, every second round in the
 opposite order, after rounds that warm up (`warm_up`, one unless said otherwise); a ratio is made of
 two runs of one round, so noise that lasts longer than a round meets both. Every run of every
-contender must have done the same work, as `Done.work` says it (row counts, checksums; what it costs
-to find out belongs into `checks`, which run once and are not measured): otherwise there is no
-result.
+contender must have done the same work, as `Done.work` says it (row counts, checksums). Work that is
+expensive to check belongs into `checks`, which run once and are not measured. Without the same work
+there is no result.
 
-`unit` says what `Done.took` is: seconds, from which rows a second and a ratio of speeds are made
-(above 1: ours is faster), or "ms" or "MB", where the ratio is of those (below 1: ours is less).
-A peer may be ourselves with something switched off. The memory and the core seconds are those of
-this process and its descendants, or of the process that a contender's `pid` names
-(`sessions.Apart`), over the whole call; a broker of this process counts with the core seconds.
+`unit` says what `Done.took` is: seconds, which become rows a second and a ratio of speeds (above 1:
+ours is faster), or "ms" or "MB", which become a ratio (below 1: ours is less). A peer may be
+ourselves with something switched off. Memory and core seconds count for this process and its
+descendants, or for the process that a contender's `pid` names (`sessions.Apart`), over the whole
+call; a broker of this process counts with the core seconds.
 
 A run may tell more than one figure (`Done.figures`: a batch's work, the whole run); `by_figure`
 makes a row of each.
@@ -65,9 +65,9 @@ _PLACE: Final = Path(os.environ.get("BENCH_RESULTS", ".work/bench"))
 
 
 class Done(NamedTuple):
-    """One run: what it took, in the comparison's unit, and the work by which it is known.
+    """One run: what it took, in the comparison's unit, and the work that it did.
 
-    `figures` are more of what it took, by name, in the same unit; every run has the same ones.
+    `figures` are more figures of it, by name, in the same unit; every run has the same names.
     """
 
     took: float
@@ -185,7 +185,7 @@ def by_figure(comparison: Comparison) -> list[Comparison]:
 
 
 def by_core_seconds(comparison: Comparison) -> Comparison:
-    """The same runs by what they took of the cores, without the broker, which serves everybody."""
+    """The same runs by their core seconds, without the broker, which serves everybody."""
     took = {
         name: [sum(s for kind, s in spent.items() if kind != "broker") for spent in rounds]
         for name, rounds in comparison.core_s.items()
@@ -194,19 +194,19 @@ def by_core_seconds(comparison: Comparison) -> Comparison:
 
 
 def against_each(comparison: Comparison, by: str = ", ") -> list[Comparison]:
-    """The one run as a row for each peer, whose name follows the job's after `by`."""
+    """The one run as a row for each peer, named after the job, `by` and the peer."""
     *peers, ours = comparison.took
     return [pair(comparison, peer, ours, f"{by}{peer}") for peer in peers]
 
 
 def each_against_peer(comparison: Comparison, by: str = ", ") -> list[Comparison]:
-    """The one run as a row for each way of ours, whose name follows the job's after `by`."""
+    """The one run as a row for each way of ours, named after the job, `by` and the way."""
     peer, *ways = comparison.took
     return [pair(comparison, peer, way, f"{by}{way}") for way in ways]
 
 
 def pair(comparison: Comparison, peer: str, ours: str, suffix: str) -> Comparison:
-    """Two of the contenders as a row, whose name is the job's with `suffix`."""
+    """Two of the contenders as a row, named after the job and `suffix`."""
 
     def both(given: Mapping[str, Any]) -> dict[str, Any]:
         return {name: given[name] for name in (peer, ours) if name in given}

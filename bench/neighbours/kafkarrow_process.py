@@ -1,9 +1,8 @@
 """kafkarrow (librdkafka in Rust, to Arrow) as a contender: in an environment of its own.
 
 `python bench/neighbours/kafkarrow_process.py` installs it from PyPI into `.work/kafkarrow` (some
-60 MB to fetch, with pyarrow), which the benchmark does by itself too. Where that fails, it says
-why, and compares the others. A package that would have to be compiled counts as one that cannot be
-had.
+60 MB to fetch, with pyarrow), and so does the benchmark. Where that fails, it says why, and
+compares the others. A package that would have to be compiled counts as missing.
 """
 
 import json

@@ -40,7 +40,7 @@ _PATIENCE_S: Final = 30.0
 
 
 class Topic(NamedTuple):
-    """A topic, each of whose partitions has the same number of records, without gaps.
+    """A topic with the same number of records in each partition, without gaps.
 
     Attributes:
         bootstrap: the broker's address.

@@ -1,11 +1,11 @@
 """Nexmark's events as records of a topic: re-based, out of order, and with a partition that lags.
 
-How it works: the crate `nexmark` writes a line of JSON an event, in order, from now on at 10,000
-events a second. A line becomes a record's value by two changes. Times count from 2026-01-01, and
-are stretched where the events would be over in less than LEAST_SPAN_S; and the time that each kind
-of event has inside is in front as well, since a topic has one event time. Within a partition events
-then change places by a seeded delay below DISORDER_MS, and the last ones are CLOSING: one of each
-kind an hour later, after which every window of all others is over, for every contender alike.
+The crate `nexmark` writes a line of JSON an event, in order, from now on at 10,000 events a second.
+Two changes make a line a record's value. Times count from 2026-01-01, and are stretched if the
+events would be over in less than LEAST_SPAN_S; and the time inside each kind of event is repeated
+in front, since a topic has one event time. Then a seeded delay below DISORDER_MS moves events
+within a partition. The last ones are CLOSING: one of each kind an hour later, so every window of
+the others is over, for every contender alike.
 
 In the variant `lagging` the other partitions begin LAG_S later than the last one, so that at any
 place in the topic it is that far behind them.

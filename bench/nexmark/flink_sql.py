@@ -84,7 +84,7 @@ VIEWS: Final = {
 
 
 def statements(query: str, bootstrap: str, topic: str, rows: Path | None = None) -> list[str]:
-    """A query to the end of a topic, as statements of which the last is the job.
+    """A query to the end of a topic, as statements; the last one is the job.
 
     Args:
         query: its name.

@@ -39,7 +39,7 @@ Read = Callable[..., DataFrame]
 
 @dataclass(frozen=True)
 class Query:
-    """A query over whatever reads its fields.
+    """A query over any source that reads its fields.
 
     Attributes:
         build: makes its rows.

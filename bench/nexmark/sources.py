@@ -91,10 +91,10 @@ def _reader(
 
 
 def _folded(query: str, spark: SparkSession, topic: Topic) -> DataFrame:
-    """q5, the one query whose first step is a window that the source can fold.
+    """q5, the one query that begins with a window that the source can fold.
 
-    Its windows overlap, and its auctions are many: so the bids are counted in two seconds first,
-    and in ten from these counts, as docs/how-to/fold-windows.md has it.
+    Its windows overlap, and it has many auctions: so the bids are counted in two seconds first, and
+    in ten from these counts, as docs/how-to/fold-windows.md has it.
     """
     from pyspark_timestream import aggregate_windows
 

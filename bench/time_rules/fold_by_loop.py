@@ -18,7 +18,7 @@ __all__ = ["fold_by_loop"]
 
 
 class Live:
-    """The live writers, and the moments at which their minimum may have changed."""
+    """The live writers, and the moments when their minimum may have changed."""
 
     def __init__(self, rows: int, windows: bool, noted_us: int) -> None:
         self.writers: dict[str, tuple[int, int, int]] = {}
@@ -50,7 +50,7 @@ class Live:
             self._least_us = None
 
     def expire(self, until: int) -> None:
-        """Remove the writers whose silence a record up to `until` reveals."""
+        """Remove the writers that a record up to `until` shows to be silent."""
         while self._silences and self._silences[0][0] <= until:
             place = self._silences[0][0]
             changed = False

@@ -6,11 +6,11 @@ end. The job reads the topic twice. If the reads of a batch end at other records
 has moved in between makes a transfer late for one of them only, and a total is not 0, which no set
 of transfers can give.
 
-*Backlog*: as many transfers as in the post (or BENCH_RECORDS), of which everything is there, in
-eight batches, over 1, 4 and 8 partitions.
+*Backlog*: as many transfers as in the post (or BENCH_RECORDS), all there from the start, in eight
+batches, over 1, 4 and 8 partitions.
 
-Late are transfers of the emitted seconds that are in no total. A CTI makes every transfer late
-that its own partition has passed; Spark's watermark, which is of all partitions, those whose second
+A transfer is late if its second was emitted and no total has it. A CTI makes a transfer late that
+its own partition has passed; Spark's watermark, one for all partitions, a transfer of a second that
 it has emitted.
 """
 

@@ -128,7 +128,7 @@ def fold_blocks(
 
 
 def json_paths() -> Iterator[Comparison]:
-    """JSON by Arrow's parser alone, with the checks for parity, and row by row."""
+    """JSON by Arrow's parser without checks, with the checks for parity, and row by row."""
     fields = RequestedFields(
         pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",)
     )

@@ -93,7 +93,7 @@ def cases() -> Iterator[Case]:
 def spent(work: Callable[[], Any], records: Callable[[Any], int]) -> Contender:
     """The processor time of some blocks, in ms, and how many records they had.
 
-    It is this thread's alone: another one looks at the memory.
+    Only this thread's time counts: another one looks at the memory.
     """
 
     def run() -> Done:

@@ -1,12 +1,12 @@
 """A TSBS-shaped load for `tseries`: `python bench/tsbs`, or `python bench tsbs`.
 
-The readings of hosts (`load`: cpu-only, ten tags, ten fields, our own generator) are stored by four
-(`stores`), file by file, and TSBS's queries on them (`queries`) are answered by five (`readers`),
-of which three read the very files of the store.
+Four contenders (`stores`) store the readings of hosts (`load`: cpu-only, ten tags, ten fields, our
+own generator), file by file. Five (`readers`) answer TSBS's queries on them (`queries`); three of
+these read the files of our store.
 
-Rows: *ingest* is from Parquet files to commits, and with maintenance to the end; *disk* is bytes
-for each of the ten fields' values, of all files that a store has; a query's seconds are those of
-one, where a run asks several, of other hosts and times. Every store must have all readings, and
+Rows: *ingest* is from Parquet files to commits, and with maintenance to the end; *disk* is the size
+of all files of a store, in bytes for each of the ten fields' values; a query's seconds are for one
+query, though a run asks several, of other hosts and times. Every store must have all readings, and
 every reader must give the very same rows for each query, or there is no result.
 
     BENCH_HOSTS   how many hosts; default 400, with QUICK=1 20

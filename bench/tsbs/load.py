@@ -1,13 +1,13 @@
 """The readings, as Parquet files: the tags and fields of TSBS's load `cpu-only`, made by ourselves.
 
 Every ten seconds each host reports ten whole percentages, each a random walk between 0 and 100 with
-steps of a standard deviation of 1, as TSBS has it. Names and tags are in TSBS's manner, not its
-own, and neither are the chance numbers: the load is shaped like TSBS's and is not it.
+steps of a standard deviation of 1, as TSBS has it. Names, tags and random numbers are our own, in
+TSBS's manner: the load is shaped like TSBS's and is not it.
 
 A row is a reading as it arrives. `series` is the tag `hostname`; the other nine tags are columns of
-text, the fields are `int64`. Rows are in the order of time, then of hosts. The seed alone decides
-what is in them, not how they are cut into files; `RandomState` is used because numpy promises that
-its numbers stay the same in later versions.
+text, the fields are `int64`. Rows are in the order of time, then of hosts. The seed decides what is
+in them, however they are cut into files; `RandomState` is used because numpy promises that its
+numbers stay the same in later versions.
 """
 
 from collections.abc import Iterator

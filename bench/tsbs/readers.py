@@ -1,12 +1,12 @@
-"""Five that answer queries: over the files of a store of `tseries`, and over storage of their own.
+"""Five readers that answer queries: over the files of a `tseries` store, or over their own storage.
 
-On the same files, those of the store: DuckDB over its live Parquet files, deltalake's own SQL
-(DataFusion) over the table, and `tseries`. SQLite and DuckDB also answer from what they have stored
-themselves (`stores`). DuckDB and deltalake merge no edits, which is right here, where there are
-none, and is their best case.
+Three read the same files of the store: DuckDB over its live Parquet files, deltalake's own SQL
+(DataFusion) over the table, and `tseries`. SQLite and DuckDB also answer from their own storage
+(`stores`). DuckDB and deltalake merge no edits; that is their best case, and right here, because
+there are none.
 
 `tseries` answers lastpoint with `TimeSeries.latest`, single-groupby-1-1-1 and double-groupby-1 with
-`every`, whose buckets are those of a series, and the others with `TimeSeries.sql`, over the view of
+`every`, which makes the buckets of a series, and the others with `TimeSeries.sql` over the view of
 current values: each time it asks the log for newer commits, and it would merge edits and hide what
 is out of range.
 

@@ -108,7 +108,7 @@ def tasks_write(
 
 
 def large_batch() -> Iterator[Comparison]:
-    """Publishing what tasks wrote, rewriting it, and writing it from sorted runs alone."""
+    """Publishing what tasks wrote, rewriting it, and writing it only from sorted runs."""
     parts = [rows_of_task(task, ROWS // TASKS) for task in range(TASKS)]
     with a_store() as store:
         expected = expect(store)

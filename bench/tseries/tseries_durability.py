@@ -1,15 +1,14 @@
-"""Commits that outlive a power loss, and ones that are left to the system, beside SQLite's.
+"""Commits that survive a power loss, and commits left to the system, beside SQLite's.
 
-One event, and a thousand, a commit: beside SQLite with its log written ahead (WAL) and synced at
-every commit (`synchronous=FULL`), and beside the same without (`NORMAL`: at checkpoints only). Then
-events a second of 1, 4 and 16 threads, each of which waits until its event is on the disk. What it
-measures is the disk below the temporary directory; on a `tmpfs` it measures nothing.
+One event, and a thousand, a commit: beside SQLite with a write-ahead log (WAL) that is synced at
+every commit (`synchronous=FULL`), or only at checkpoints (`NORMAL`). Then events a second of 1, 4
+and 16 threads; each waits until its event is on the disk. All this measures the disk below the
+temporary directory; on a `tmpfs` it measures nothing.
 
-Of single events also the slowest percent: the 99th percentile of their commits beside the median.
+For single events also the slowest percent: the 99th percentile of their commits beside the median.
 
-What the disk allows is measured beside: one write with its sync, and the fewest with which a Delta
-commit can be made: an entry and a file of events, each written, synced and with its directory's
-name for it, the entry's after the rest.
+Beside it we measure what the disk allows: one write with its sync, and the fewest writes and syncs
+that make a Delta commit: a file of events and then an entry, each file synced, and its directory.
 """
 
 import functools
@@ -33,7 +32,7 @@ COMMITS = size(100, 20)
 """A round."""
 
 STEADY_COMMITS = size(1_000, 100)
-"""A round, of those whose slowest percent is measured: several checkpoints are due in it."""
+"""Commits a round if the slowest percent is measured: several checkpoints are due in it."""
 
 THREADS = (1, 4, 16)
 THREAD_EVENTS = size(400, 64)
@@ -137,7 +136,7 @@ def one_sync(location: str) -> Contender:
 
 
 def fewest_syncs(location: str) -> Contender:
-    """The files of a Delta commit alone, as large as ours, synced one after the other."""
+    """Only the files of a Delta commit, as large as ours, synced one after the other."""
     directories = [f"{location}/least", f"{location}/least/log", f"{location}/least/data"]
     for each in directories:
         os.mkdir(each)
@@ -157,7 +156,7 @@ def fewest_syncs(location: str) -> Contender:
 
 
 def by_threads(threads: int, connect: Callable[[], Callable[[int], object]]) -> Contender:
-    """Events of some threads, each with a connection of its own, as long as the last one takes."""
+    """Events of some threads, each with a connection of its own, until the last one is done."""
     each = THREAD_EVENTS // threads
 
     def run() -> Done:

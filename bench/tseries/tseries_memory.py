@@ -1,8 +1,8 @@
 """Peak memory of a writer to a million series: the last quarter of its batches against the second.
 
 Every batch touches every series, once by `TimeSeries.append_many` in this process and once by a
-query of Spark, whose largest Python worker counts: a task's, or the one that commits. The heads of
-all series are in memory; what the ratio shows is that nothing else stays.
+query of Spark; there the largest Python worker counts, a task's or the one that commits. The heads
+of all series are in memory; the ratio shows that nothing else stays.
 """
 
 import tempfile

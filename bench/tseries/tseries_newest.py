@@ -3,9 +3,9 @@
 Two stores: one of few series with many events, one of many series with few; both compacted. DuckDB
 answers with the join of TSBS's lastpoint, from a connection that is kept open, as ours is; it
 merges no edits, which is right here. `warm`: nothing has changed since the question before.
-`after an append`: a commit with an event of each series came between, on whose file DuckDB reads,
-too. `cold`: ours has kept nothing but the log, the series index and footers. `condition`: an
-`append` with `if_newest`, in a store of few series and in one of many, beside an `append` without.
+`after an append`: a commit with an event of each series came between; DuckDB reads its file, too.
+`cold`: ours has kept nothing but the log, the series index and footers. `condition`: an `append`
+with `if_newest`, in a store of few series and in one of many, beside an `append` without.
 """
 
 import tempfile

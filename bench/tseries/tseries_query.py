@@ -1,15 +1,15 @@
 """Queries of `tseries` against DuckDB over the same Parquet files, side by side.
 
-One series, and a time slice of all series, as they were written and after compaction. The store is
-open and DuckDB's connection too, as one keeps them; all have answered before. DuckDB is given the
-table's live files, sorts its result as ours is, and comes in three ways: `DuckDB`, as it is, with a
-filter on the files, which merges no edits and is its best case; `DuckDB, footers kept`, the same
-with `parquet_metadata_cache`; `DuckDB, current values`, by the SQL for other engines,
-which is what a store with edits takes. A run asks for SERIES_A_RUN series, spread over the store,
-or for SLICES_A_RUN slices; what is compared is the seconds of a query.
+One series, and a time slice of all series, as they were written and after compaction. The store and
+DuckDB's connection stay open, as in a service; all have answered before. DuckDB gets the table's
+live files, sorts its result like ours, and runs in three ways: `DuckDB`, with a filter on the
+files, which merges no edits and is its best case; `DuckDB, footers kept`, the same with
+`parquet_metadata_cache`; `DuckDB, current values`, by the SQL for other engines, as a store with
+edits needs it. A run asks for SERIES_A_RUN series, spread over the store, or for SLICES_A_RUN
+slices; the seconds of a query are compared.
 
-Ours keeps what the log and the footers said, no events. `first query` is that of a new process,
-from opening to result, the imports left out.
+Ours keeps what the log and the footers said, no events. `first query` is a new process's, from
+opening to result, without the imports.
 """
 
 import json
@@ -52,7 +52,7 @@ CURRENT = f"""
         FROM read_parquet(?)
     )
     SELECT {COLUMNS} FROM versions WHERE age = 1 AND series = ? ORDER BY series, place"""
-"""The SQL of docs/how-to/other-engines.md, for a store whose retained range is unlimited."""
+"""The SQL of docs/how-to/other-engines.md, for a store with an unlimited retained range."""
 
 FIRST = """
 import json, sys, time

@@ -52,7 +52,7 @@ class TseriesError(ReasonedError):
         self.path = path
 
     def with_next_step(self, next_step: str) -> Self:
-        """The same error with another way on: that of the caller's own interface."""
+        """The same error with another next step, one that the caller's interface offers."""
         return type(self)(self.problem, self.accepts, next_step, kind=self.kind, path=self.path)
 
 

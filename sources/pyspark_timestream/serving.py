@@ -207,7 +207,7 @@ def address_arguments(port: int) -> dict[str, dict[str, Any]]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address of a host is that of this machine alone.
+    """Return whether a host's name or address can only mean this machine.
 
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org")]
     [True, True, True, False, False]

@@ -16,7 +16,7 @@ ROOTS = [Path(each.__file__).parent for each in (pyspark_timestream, pyspark_tse
 
 @contextmanager
 def files_passed() -> Iterator[set[str]]:
-    """The files whose functions run meanwhile, in this thread and in those that it starts."""
+    """The files with functions that run meanwhile, in this thread and in threads that it starts."""
     passed: set[str] = set()
     seen: dict[str, str] = {}
 

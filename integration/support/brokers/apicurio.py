@@ -109,7 +109,7 @@ def fetch() -> Path:
                     f"are in {CACHE / 'ivy.log'}"
                 )
             with tarfile.open(packed) as archive:
-                # The newer patch releases of Python 3.11 and 3.12 alone have filters.
+                # Of Python 3.11 and 3.12, only the newer patch releases have filters.
                 archive.extraction_filter = getattr(tarfile, "data_filter", None)
                 archive.extractall(partial / "unpacked")
             (partial / "unpacked").rename(place)

@@ -1,4 +1,4 @@
-"""A real Kafka broker, from wherever this machine can get one.
+"""A real Kafka broker, as this machine can get one.
 
 Tried in this order: the broker that `KAFKA_BOOTSTRAP_SERVERS` names, a container where a Docker
 engine answers, a local process from Maven artifacts; `KAFKA_TIER=container` or `process` allows
@@ -81,7 +81,7 @@ class Broker:
     """Of the topics that are created here."""
 
     def __post_init__(self) -> None:
-        # Kept as long as the broker: its futures die with it.
+        # We keep it while the broker lives: its futures die with it.
         self._admin = AdminClient(self._client_settings())
         self.is_running = True
 

@@ -17,7 +17,7 @@ os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 
 def docker_answers() -> bool:
-    """Whether a Docker engine is there; a client alone is not enough."""
+    """Whether a Docker engine is there; a client without one is not enough."""
     import docker
 
     address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
@@ -55,11 +55,11 @@ CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
 
 
 def broker_environment(port: int, has_bridge: bool) -> dict[str, str]:
-    """The variables by which the image runs a broker that clients reach at `port` of 127.0.0.1.
+    """The variables that make the image run a broker at `port` of 127.0.0.1.
 
     Args:
         port: is published from the engine's bridge, or else a port of the host.
-        has_bridge: without one the container is in the host's network, whose ports it takes.
+        has_bridge: without one the container is in the host's network, and takes its ports.
     """
     bootstrap = f"127.0.0.1:{port}"
     controller = "localhost:9093" if has_bridge else f"127.0.0.1:{free_port()}"
@@ -122,7 +122,7 @@ class KafkaContainer:
         self._watch.stop()
 
     def failure(self) -> str | None:
-        """What the broker printed, when it ended by itself."""
+        """What the broker printed, if it ended unasked."""
         wrapped = self._wrapped()
         wrapped.reload()
         return wrapped.logs(tail=30).decode() if wrapped.status == "exited" else None

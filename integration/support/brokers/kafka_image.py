@@ -1,4 +1,4 @@
-"""A Kafka image for machines whose Docker engine reaches no registry, made of what is here.
+"""A Kafka image for a Docker engine that reaches no registry, made of what is here.
 
 The Java runtime of this machine, a static busybox as shell, and the broker's jars from Maven
 Central. It reads the same environment as Apache's own image: `KAFKA_FOO_BAR` is `foo.bar`.

@@ -18,8 +18,8 @@ class KafkaProcess(broker.KafkaProcess):
     """A broker in a JVM of ours; its data outlives a kill.
 
     Args:
-        changes: settings other than those of a broker that is alone.
-        ports: of the broker and of its controller; free ones by default.
+        changes: settings that differ from a single broker's.
+        ports: the broker's and its controller's; free ones by default.
         cluster: the cluster's id; a new one by default.
         heap: of the JVM.
     """

@@ -143,7 +143,7 @@ class SchemaRegistryStub:
         self.deleted.add((subject, version))
 
     def count(self, path: str) -> int:
-        """How often `path` was asked for, whatever its query."""
+        """How often `path` was asked for, with any query."""
         return sum(many for asked, many in self.requests.items() if urlsplit(asked).path == path)
 
     def guid(self, number: int) -> str:

@@ -1,7 +1,7 @@
 """A proxy on this machine that changes what a Kafka broker answers to fetch requests.
 
-Clients that bootstrap from it stay with it: the broker's own address is replaced by the proxy's
-wherever an answer says it. Nothing but the answers to fetches is spoiled.
+Clients that bootstrap from it stay with it: in every answer it replaces the broker's address with
+its own. It spoils only the answers to fetches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from functools import partial
 
 FETCH = 1
 OFFSET_SIZE, SIZE_ENDS, CRC_AT, COUNTED_FROM, LEAST = 8, 12, 17, 21, 61
-"""In a batch of records: where its offset and its size end, where its checksum is, what that begins
-to count at, and its least size."""
+"""Positions in a batch of records, and its least size; the checksum counts from COUNTED_FROM."""
 
 Spoil = Callable[[bytes], bytes]
 
@@ -107,7 +106,7 @@ def _end(*sockets: socket.socket) -> None:
 
 @contextmanager
 def spoiling_proxy(upstream: str, spoil: Spoil) -> Iterator[SpoilingProxy]:
-    """A proxy for as long as the `with` block."""
+    """A proxy that lives until the end of the `with` block."""
     proxy = SpoilingProxy(upstream, spoil)
     try:
         yield proxy

@@ -81,7 +81,7 @@ class Campaign:
             thread.start()
         try:
             chance = random.Random(self._seed)
-            # Without the right to mount, or a query, there are faults of parts alone.
+            # Without the right to mount, or a query, only parts have faults.
             for kind in self._kinds or [""] * 6:
                 if time.monotonic() > self._until:
                     break

@@ -107,12 +107,12 @@ class Driver:
         return any(line["is"] == "ready" for line in self.events.update())
 
     def begin_to_end(self) -> None:
-        """Let it stop its queries and end by itself."""
+        """Ask it to stop its queries and end."""
         assert self._popen.stdin is not None
         self._popen.stdin.close()
 
     def end(self) -> int:
-        """Let it stop its queries and end by itself; its exit code."""
+        """Ask it to stop its queries and end; return its exit code."""
         self.begin_to_end()
         code = self.session.wait(60)
         self.session.kill()

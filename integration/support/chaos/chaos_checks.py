@@ -1,6 +1,6 @@
-"""What a chain must have made of its topic, whatever happened: as DuckDB says, each event once.
+"""What a chain must have made of its topic despite all faults: each event once, as DuckDB counts.
 
-The rules are those of the semantics: a record without a readable time is malformed (1.7), an event
+The rules come from the semantics: a record without a readable time is malformed (1.7), an event
 before the greatest earlier time of its partition minus the delay is late and dropped (2.5, 3.1),
 and a window is there once every partition's clock is at its end (5.1).
 """

@@ -75,7 +75,7 @@ time_t time(time_t *at) {
 """
 
 _COARSE = 5
-"""CLOCK_REALTIME_COARSE, which the library leaves alone as well; it is up to 4 ms old."""
+"""CLOCK_REALTIME_COARSE: the library does not change it either; it is up to 4 ms old."""
 
 _TAI_AHEAD_S = round(time.clock_gettime(time.CLOCK_TAI) - time.clock_gettime(_COARSE))
 

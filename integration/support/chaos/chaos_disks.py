@@ -1,8 +1,8 @@
-"""Disks of a campaign that can be full, read-only and away; they are mounts of its own processes.
+"""Disks that a campaign can fill, make read-only or take away: mounts of its own processes.
 
 A disk is a small file system in memory, bound to the path where the chain uses it. Below it lies an
-empty read-only one, as a careful operator leaves a mount point: whoever writes there while the disk
-is away fails, instead of beginning anew in an empty directory.
+empty read-only one, as a careful operator leaves a mount point: a process that writes there while
+the disk is away fails, and does not start over in an empty directory.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Disk:
 
     def make_read_only(self) -> None:
         """For every file that is opened from now on."""
-        # Remounting fails while somebody has a file open for writing, so it is mounted anew.
+        # Remounting fails while somebody has a file open for writing, so we mount it again.
         self.take_away()
         self.bring_back()
         self._remount(_RDONLY)

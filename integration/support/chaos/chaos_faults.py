@@ -1,7 +1,7 @@
-"""The faults of a campaign; each returns by what it is known to have hit, or nothing if it did not.
+"""The faults of a campaign; each returns the proof that it hit, or nothing if it did not.
 
-A fault is over when its function returns: the broker runs again, the disk has room again. How long
-the chain then takes to go on is measured by the campaign.
+A fault is over when its function returns: the broker runs again, the disk has room again. The
+campaign measures how long the chain then takes to go on.
 """
 
 from __future__ import annotations
@@ -407,7 +407,7 @@ def move_clock(seconds: int) -> Fault:
 
 
 def older_store(chain: Chain, chance: Random) -> str | None:
-    """A store that was put back alone is refused; the query then writes again what it lost."""
+    """A store put back by itself is refused; the query then writes again what it lost."""
     store, kept = chain.stores / "copy", chain.place / "kept-store"
     checkpoint = chain.checkpoints / "copy"
     with set_back(chain, "copy", {store: kept}):
@@ -423,7 +423,7 @@ def older_store(chain: Chain, chance: Random) -> str | None:
 
 def older_checkpoint(name: str) -> Fault:
     def fault(chain: Chain, chance: Random) -> str | None:
-        """A checkpoint that was put back alone is refused; the newest one goes on."""
+        """A checkpoint put back by itself is refused; the newest one goes on."""
         checkpoint, kept = chain.checkpoints / name, chain.place / "kept-checkpoint"
         newest = chain.place / "newest-checkpoint"
         with set_back(chain, name, {checkpoint: kept}, newest):
@@ -474,7 +474,7 @@ def set_back(
 
 
 def refusal(chain: Chain, name: str, pattern: str) -> str | None:
-    """Start the query once; the message with which it is refused."""
+    """Start the query once; return the message that refuses it."""
     begun = time.time()
     chain.driver.order(**{"try": name})
 

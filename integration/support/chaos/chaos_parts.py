@@ -111,7 +111,7 @@ def edit(part: Part, store: str, seed: int) -> NoReturn:
 
 
 def append(part: Part, store: str) -> NoReturn:
-    """Append numbers to a series of its own, a few at once, as long as the store lacks them."""
+    """Append numbers to a series of its own, a few at once, until the store has them."""
     number = -1
 
     def once() -> None:
@@ -305,7 +305,7 @@ def main() -> None:
 
 
 def reap() -> None:
-    """Say which parts have ended, and by what."""
+    """Say which parts have ended, and why."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             say(ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))

@@ -19,12 +19,12 @@ from chaos_parts import explained
 from machine import versions
 
 TEXTS = 3
-"""Messages that are kept of a kind of fault, those told most often."""
+"""So many messages are kept of a kind of fault: the most frequent."""
 
 PARTS = ("appender", "compactor", "editor", "follower", "producer", "roller", "writer")
 
 FOREIGN = ("producer",)
-"""Parts whose errors are not ours: Confluent's client."""
+"""Parts with errors that are not ours: Confluent's client."""
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def merged(kept: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Both; a median is that of the runs with more hits, a worst time the worse one."""
+    """Add both up; the runs with more hits give the median, the slower ones the worst time."""
     faults = {
         name: kept["faults"][name] + new["faults"][name]
         for name in ("struck", "hit", "hit on whole chains", "seeds")

@@ -134,7 +134,7 @@ def _has_a_name_twice(literal: str, kind: str) -> bool:
 
 
 def _is_no_base64(literal: str, kind: str) -> bool:
-    """Broken text, or such whose last character stands alone; other bad base64 is read alike."""
+    """Broken text, or base64 with one character left over; both read other bad base64 alike."""
     if kind != "binary" or not literal.startswith('"'):
         return False
     try:

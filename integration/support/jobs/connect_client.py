@@ -206,7 +206,7 @@ def _metrics() -> Iterator[Any]:
 
 
 def end_running(bootstrap: str, topic: str, place: str) -> dict[str, Any]:
-    """A running query explained, measured and told to end; whatever it says of itself."""
+    """A running query explained, measured and told to end; everything it says of itself."""
     from pyspark_timestream import advance_time, end_stream, explain_time
 
     options = _topic(bootstrap, topic, ctiFrequency="1")

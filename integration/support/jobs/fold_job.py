@@ -1,4 +1,4 @@
-"""A job whose windows the source folds, into files; it can be killed and run again."""
+"""A job with windows that the source folds, into files; it can be killed and run again."""
 
 from __future__ import annotations
 

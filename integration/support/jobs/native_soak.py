@@ -218,7 +218,7 @@ def soak(kafka: Broker, seconds: float, seed: int) -> None:
 
 def main(seconds: str, seed: str, bootstrap: str = "") -> None:
     """See the module."""
-    # A sanitizer is for this process alone, not for the broker that it starts.
+    # Only this process runs under the sanitizer, not the broker that it starts.
     os.environ.pop("LD_PRELOAD", None)
     if bootstrap:
         soak(Broker(bootstrap, "given"), float(seconds), int(seed))

@@ -1,4 +1,4 @@
-"""A stream whose broker does not answer: `no_broker_job.py ADDRESS TIMEOUT_MS CHECKPOINT`."""
+"""A stream from a broker that does not answer: `no_broker_job.py ADDRESS TIMEOUT_MS CHECKPOINT`."""
 
 from __future__ import annotations
 

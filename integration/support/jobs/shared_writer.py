@@ -1,7 +1,7 @@
 """A process that `test_shared_commits` kills: `STORE ACKNOWLEDGED NAME THREADS`.
 
-Its threads append to a series of all and to one of their own, and note each event that was
-acknowledged in one write. Every fifth event is late, and must be refused, alone.
+Its threads append to a shared series and to one of their own, and note each acknowledged event in
+one write. Every fifth event is late: it must be refused, and no other.
 """
 
 from __future__ import annotations

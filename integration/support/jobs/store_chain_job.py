@@ -1,6 +1,6 @@
 """Jobs in a row, in a process that a test can kill: see `store/test_cti.py`, `test_clusters.py`.
 
-A topic goes into windows of ten minutes in one store, whose own CTIs drive windows of an hour in
+A topic goes into windows of ten minutes in one store. That store's CTIs drive windows of an hour in
 another store and in another topic. Arguments: the broker, both topics, the directory of stores and
 checkpoints, and the master.
 """
@@ -120,7 +120,7 @@ def sum_windows(rows: DataFrame, event_time: str, length: str, count: str = "1")
 
 
 def write(rows: DataFrame, store: Path, delay: str) -> Any:
-    """A query into a store, whose checkpoint is beside it."""
+    """A query into a store, with its checkpoint beside it."""
     writer = rows.writeStream.format("tseries").option("ctiDelay", delay)
     if store.name == "fine":
         writer = writer.trigger(availableNow=True)
@@ -128,7 +128,7 @@ def write(rows: DataFrame, store: Path, delay: str) -> Any:
 
 
 def write_topic(rows: DataFrame, bootstrap: str, topic: str, checkpoint: Path) -> Any:
-    """A query into the last topic, whose records carry the start of their hour.
+    """A query into the last topic; its records carry the start of their hour.
 
     The first attempt at one row fails, so that Spark tries its task again.
     """

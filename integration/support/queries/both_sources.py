@@ -95,12 +95,12 @@ def flat(batches: Iterable[list[int]]) -> list[int]:
 
 
 def numbers(values: Iterable[int], partition: int, at_ms: int | None = None) -> list[Record]:
-    """Records of one partition whose values are numbers as text."""
+    """Records of one partition, with numbers as text for values."""
     return [Record(str(value), None, partition, at_ms) for value in values]
 
 
 def transactional(broker: Broker) -> Any:
-    """A producer whose transactions may begin."""
+    """A producer that may begin transactions."""
     producer = broker.producer(transactional_id=unique_name("writer"))
     producer.init_transactions(30)
     return producer

@@ -22,7 +22,7 @@ DAY_MS = 1_704_067_200_000
 
 
 def event(second: float, partition: int = 0, **fields: Any) -> Record:
-    """A record whose timestamp is `second` seconds into the day, and whose value says so too."""
+    """A record with a timestamp `second` seconds into the day, which its value says too."""
     value = json.dumps({"second": second, **fields})
     return Record(value, None, partition, DAY_MS + int(second * 1000))
 

@@ -51,7 +51,7 @@ class WriteProgress:
         return rows == batch + 1 > self._next_batch(MARKS)
 
     def last_batch_with_rows(self) -> int:
-        """The last batch of which a task has written rows."""
+        """The last batch that has rows written by a task."""
         return max(self._next_batch(0), self._next_batch(1)) - 1
 
     def _next_batch(self, name: int | str) -> int:

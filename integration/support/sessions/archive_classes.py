@@ -1,9 +1,9 @@
 """Let Java keep Spark's classes in a file, as it has them in memory: sessions then start sooner.
 
-`archive_classes.py FILE` runs a few queries in a session of Spark whose Java writes the classes
-that it has loaded into FILE (class data sharing, JEP 350). A Java with `-XX:SharedArchiveFile=FILE`
-and the same class path does not read, parse and verify them again. One that cannot use the file,
-such as another version, does without it.
+`archive_classes.py FILE` runs a few queries in a session of Spark. Its JVM writes the classes that
+it has loaded into FILE (class data sharing, JEP 350). A Java with `-XX:SharedArchiveFile=FILE` and
+the same class path does not read, parse and verify them again. One that cannot use the file, such
+as another version, does without it.
 """
 
 import os

@@ -45,7 +45,7 @@ def _command(pid: int) -> list[bytes]:
 
 @contextmanager
 def cluster(directory: Path, workers: int = 2, cores: int = 1) -> Iterator[Cluster]:
-    """A cluster whose workers have registered; all of it ends with the block.
+    """A cluster with all workers registered; it ends with the block.
 
     Args:
         directory: Where logs and the workers' files go.

@@ -48,7 +48,7 @@ class Job:
 
 
 class KillPoint(Protocol):
-    """Where to kill; armed anew for every start, so that each kill is in another place."""
+    """Where to kill; armed again for every start, so that each kill is in another place."""
 
     def arm(self) -> None:
         """Forget what was before this start."""
@@ -296,7 +296,7 @@ class DeltaLog:
 
 
 def txn_versions(entry: Path, app_id: str = "") -> list[int]:
-    """The versions of a log entry's `txn` actions whose `appId` contains `app_id`."""
+    """The versions of a log entry's `txn` actions that have `app_id` in their `appId`."""
     actions: list[dict[str, Any]] = [json.loads(line) for line in entry.read_text().splitlines()]
     txns = [action["txn"] for action in actions if "txn" in action]
     return [int(txn["version"]) for txn in txns if app_id in txn["appId"]]

@@ -19,7 +19,7 @@ LIMIT_S = 240
 
 
 def execute(notebook: nbformat.NotebookNode, place: Path) -> nbformat.NotebookNode:
-    """A copy of `notebook` with the outputs of a run whose files are under `place`."""
+    """A copy of `notebook` with the outputs of a run; the files are under `place`."""
     given = copy.deepcopy(notebook)
     _replace(given, "/data/", f"{place}/")
     NotebookClient(given, timeout=LIMIT_S, resources={"metadata": {"path": place}}).execute()

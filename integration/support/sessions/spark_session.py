@@ -24,7 +24,7 @@ END"""
 def local_spark(
     name: str, master: str = "local[2]", *, log: Path | None = None, **settings: str
 ) -> SparkSession:
-    """A session as users are told to build it, on this host alone, without a UI (`_` for `.`).
+    """A session as users are told to build it, only on this host, without a UI (`_` for `.`).
 
     With `log` all that Spark's own process prints goes to that file.
     """
@@ -57,7 +57,7 @@ def local_spark(
 
 @contextmanager
 def _errors_into(log: Path) -> Iterator[None]:
-    """What is started in this block prints its errors into a file, for as long as it runs."""
+    """A process started in this block prints its errors into a file until it ends."""
     sys.stderr.flush()
     kept = os.dup(sys.stderr.fileno())
     with log.open("ab") as file:

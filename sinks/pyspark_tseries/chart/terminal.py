@@ -31,7 +31,7 @@ _DOTS: Final = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]]
 """The bit of each dot of a cell, by row and column."""
 
 _COLOURS: Final = (33, 208, 36, 170, 141, 78, 203, 175)
-"""Codes of the 256 colours, similar to those of a picture."""
+"""Codes of the 256 colours, similar to a picture's colours."""
 
 _ToFraction = Callable[[np.ndarray], np.ndarray]
 """Returns where values are on an axis, from 0 to 1."""

@@ -133,7 +133,7 @@ def make_chart(
     height: int = 160,
     theme: str = "auto",
 ) -> Chart:
-    """Return a chart of a result; the arguments are those of `QueryResult.chart`."""
+    """Return a chart of a result; the arguments are as for `QueryResult.chart`."""
     if theme not in _THEMES:
         raise InvalidQuery(f"{theme!r} is not a theme", ", ".join(_THEMES), "name one of these")
     series_count = to_whole(max_series)
@@ -549,7 +549,7 @@ class QueryResult(TableResult):
             units: the units of columns; by default those of the store, see `TimeSeries.create`.
             longest_gap: a line ends where two events are further apart than this: a duration such
                 as `5 minutes`; `usual`: three times as long as 95 % of the distances of the
-                series; None: lines have no gaps but those of missing values.
+                series; None: lines have gaps only at missing values.
             title: the title; None: the name of the series, if there is one.
             width: the width in pixels.
             height: the height of each panel of numbers in pixels.

@@ -462,7 +462,7 @@ class TimeSeries(Questions):
                 instead, overridden ones too; `start` is then none, if it is not given.
             values: True to get pairs of series and value, of originals and edits alike.
             position: a `Follower.position`, to resume after it; `start` and `starting_sequence`
-                then have no effect, and series are those of the position if none are named.
+                then have no effect, and the position's series are followed if none are named.
             timeout: end the iteration after this many seconds without an event; None: never.
             poll: seconds between looks for new commits; None: 0.05, in an object store 1.
 

@@ -155,7 +155,7 @@ class StoreFacts:
 class SeriesList:
     """The series on a page, from `start` on, as rows of `SERIES_SCHEMA`.
 
-    `found` is the number of series that match, `known` that of all series.
+    `found` series match, of `known` series in all.
     """
 
     rows: pa.Table

@@ -90,8 +90,8 @@ class RecoveredHead:
 
     Attributes:
         metadata: the newest readable metadata; NO_COMMIT if there is none.
-        index: that of the newest whole head, for its floors; empty without one.
-        current: True if `metadata` is that of the current head.
+        index: the index of the newest whole head, for its floors; empty without one.
+        current: True if the current head has `metadata`.
     """
 
     metadata: CommitMetadata

@@ -268,7 +268,7 @@ def result_fields(schema: pa.Schema, downsampling: Downsampling) -> pa.Schema:
 
 
 def _unit_of(schema: pa.Schema, aggregate: Aggregate) -> dict[bytes, bytes] | None:
-    """Return the unit of an aggregate: that of its column, or none for a count."""
+    """Return the unit of an aggregate: its column's, or none for a count."""
     return None if aggregate.function == "count" else schema.field(aggregate.column).metadata
 
 

@@ -2,7 +2,7 @@
 
 The range of a query has an *anchor* and a *span*, both inclusive. A sequence or a time stands *on*
 an event, `start` and `last` stand *between* events: `start .. next 4` is 0 to 3, `sequence 5 ..
-next 3` is 5 to 8. The span may lie before the anchor. The model is that of Diffusion's time series.
+next 3` is 5 to 8. The span may lie before the anchor. The model follows Diffusion's time series.
 
 Queries see the retained range of a series: its most recent events. `limit` bounds their number, of
 any kind; `last` bounds their age before the series' newest original. An event is inside if both

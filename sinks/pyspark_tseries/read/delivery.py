@@ -309,7 +309,7 @@ def read_delivery(task: Delivery) -> Iterator[pa.RecordBatch]:
 def read_in_order(tasks: Sequence[Delivery], values: Sequence[pa.Field]) -> pa.Table:
     """Return the events of all tasks of a batch in the order of positions.
 
-    The columns are those of a query, and `commit`.
+    The columns are a query's columns, and `commit`.
     """
     schema = result_schema(values).append(pa.field("commit", pa.int64()))
     tables = []

@@ -1,11 +1,11 @@
 """Answer a query by buckets: each group has a row for each bucket (semantics 32).
 
-The events are those of a `values` query. If no original of the result depends on another, files
-are read in pieces, and each piece is folded into states of buckets at once, so memory holds only
-the states. Other queries count events, and hold whole series in memory. Series are read in groups
-of limited size, one after the other; if a group has several series, the states of all are held
-together. `read.states` makes the states; `finish` makes aggregates of them and fills buckets
-without events. This module also finds the gaps of a query.
+A `values` query selects the events. If no original of the result depends on another, files are read
+in pieces, and each piece is folded into states of buckets at once, so memory holds only the states.
+Other queries count events, and hold whole series in memory. Series are read in groups of limited
+size, one after the other; if a group has several series, the states of all are held together.
+`read.states` makes the states; `finish` makes aggregates of them and fills buckets without events.
+This module also finds the gaps of a query.
 """
 
 import dataclasses

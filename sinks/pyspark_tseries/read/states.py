@@ -385,7 +385,7 @@ def _fold_values(
 ) -> dict[str, Any]:
     """Return the columns of the states of one value column, with a row for each run.
 
-    `series` has the series of each run; `us` and `sequence` have those of each row.
+    `series` has one entry for each run; `us` and `sequence` have one for each row.
     """
     runs = present.runs
     values = present.values

@@ -269,7 +269,7 @@ def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
 
 
 def _refuse_moving_policy(store: Store, stream: RecordStream) -> None:
-    """Refuse windows with late rows of earlier ones; `stream` is that of the windows."""
+    """Refuse windows with late rows of earlier ones; `stream` is the windows' stream."""
     if stream.policy not in POLICIES or POLICIES[stream.policy].moves:
         raise UpdateFailed(
             f"the query that wrote the windows of '{store.root}' has 'violationPolicy' = "
@@ -336,7 +336,7 @@ def _list_starts(mine: RecordStream, theirs: RecordStream) -> list[tuple[str, in
 
 
 def refuse_other_windows(stored: pa.Table, start: str, *, window_us: int, offset_us: int) -> None:
-    """Refuse windows that cannot be those of the store."""
+    """Refuse windows that the store cannot have."""
     if not stored.num_rows:
         return
     starts = stored[start].cast(pa.int64()).to_numpy()

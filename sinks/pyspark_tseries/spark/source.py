@@ -66,8 +66,8 @@ class DefaultSource(DataSource):
     batch is stored exactly once, its events numbered per series from 0 without gaps. Reads give
     `series, sequence, timestamp, author, <values>, original_sequence, original_timestamp,
     original_author, edit_timestamp` of the events that a range query finds; in a `values` query
-    `timestamp` is the original's. Streaming reads give every event that is added. The options are
-    those of `WriteOptions`, `ReadOptions` and `SubscribeOptions`.
+    `timestamp` is the original's. Streaming reads give every event that is added. For the options
+    see `WriteOptions`, `ReadOptions` and `SubscribeOptions`.
 
         df.writeStream.format("tseries").option("retainedRange", "last 7D")
           .option("checkpointLocation", c).start(path)

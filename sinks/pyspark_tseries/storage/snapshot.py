@@ -238,7 +238,7 @@ def load_partial_index(
 def _collect_changes(
     location: Location, head_id: int | None, earlier_id: int | None, earlier: SeriesIndex
 ) -> tuple[SeriesIndex, list[pa.Table]]:
-    """Return an index in memory, and the changes that turn it, in order, into that of `head_id`."""
+    """Return an index in memory, and the changes that lead from it, in order, to `head_id`."""
     changes: list[pa.Table] = []
     while head_id is not None and head_id != earlier_id:
         changes.append(_read_head(location, head_path(location, head_id)))
@@ -275,7 +275,7 @@ class LastIndex:
 
     @property
     def last(self) -> tuple[int | None, SeriesIndex]:
-        """The id and the index of one head; two separate reads may return those of two heads."""
+        """The id and the index of one head; two separate reads may see two heads."""
         return self._last
 
     @property
@@ -289,7 +289,7 @@ class LastIndex:
         return self._last[1]
 
     def remember(self, head_id: int | None, index: SeriesIndex) -> None:
-        """Keep `index` as that of the head `head_id`."""
+        """Keep `index` as the index of the head `head_id`."""
         self._last = head_id, index
 
     def load(self, head_id: int | None) -> SeriesIndex:

@@ -642,7 +642,7 @@ class _Commit:
         return path
 
     def _confirm_optimistic(self) -> OptimisticNumber | None:
-        """Return the tasks' optimistic number if it is that of this commit; else None."""
+        """Return the tasks' optimistic number if this commit has it; else None."""
         context = self._context
         last_commit = self._index.metadata
         numbers = (task.optimistic for task in self._batch.tasks if task.optimistic is not None)

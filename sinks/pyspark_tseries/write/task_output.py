@@ -1,9 +1,9 @@
 """Write a task's output for a batch: stage few rows; sort many and write them as events.
 
 A task with many rows collects them up to a budget, sorts them and writes them as a *sorted chunk*;
-`merge_sorted` merges chunks in bounded memory. The order is that of `numbering`: series, timestamp,
-untimed rows last; equal rows keep the order of chunks, and of rows in a chunk. If no row is late or
-untimed, the task writes all rows as one file of events, with the `OptimisticNumber`.
+`merge_sorted` merges chunks in bounded memory. Rows have the order of `numbering`: series,
+timestamp, untimed rows last; equal rows keep the order of chunks, and of rows in a chunk. If no row
+is late or untimed, the task writes all rows as one file of events, with the `OptimisticNumber`.
 
 Staged files have new names and are not part of the store. They are removed after the commit; a
 crash leaves unused files at worst.

@@ -392,7 +392,7 @@ class DelayResult:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """The results of a pass over a topic: those of each delay, in order; the first is 0.
+    """The results of a pass over a topic, one for each delay in order; the first delay is 0.
 
     Waits were measured on each N-th record; the timestamps are the least and the greatest.
     """

@@ -67,7 +67,7 @@ _SOURCE_PROCESS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
 @functools.cache
 def _prepare_process() -> None:
-    """Make a process of Spark quiet at its end, and that of a source quick at its start.
+    """Let a process of Spark end quietly, and a source's process start quickly.
 
     Spark closes the connection to the process of a source or sink when a query stops; its daemon
     then fails to flush an answer that nobody awaits, and prints a traceback.

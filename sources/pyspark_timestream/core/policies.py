@@ -116,7 +116,7 @@ LATE_COUNTERS: Final = tuple({action.counter: None for action in Action if actio
 """The counters of late events; each late event is counted in one of them."""
 
 MOVED_COUNTERS: Final = tuple({action.counter: None for action in Action if action.moves})
-"""Those of late events that become rows with another time."""
+"""Counters of late events that become rows with another time."""
 
 
 def find_policy(settings: Mapping[str, str]) -> Policy:

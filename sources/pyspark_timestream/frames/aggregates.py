@@ -65,7 +65,7 @@ def aggregate_windows(
 ) -> DataFrame:
     """Return aggregates of event-time windows, folded by the source before Spark gets the rows.
 
-    The result is that of `advance_time(reader.load(), event_time)` with `groupBy(*by, F.window(
+    The result equals `advance_time(reader.load(), event_time)` with `groupBy(*by, F.window(
     event_time, window, slide)).agg(...)`: the same rows, names, types and release. Semantics 11.16.
 
         hours = aggregate_windows(

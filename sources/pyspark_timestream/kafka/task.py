@@ -111,7 +111,7 @@ class _TaskRun:
             yield build_cti_rows(self._projection, np.array([cti_us]))
 
     def read_range(self, index: int, task_range: TaskRange) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a range; `index` is that of its partition in the task."""
+        """Return the rows of a range; `index` is its partition's place in the task."""
         # Options may change within a range, and each range begins with the same.
         options, columns = self._options_at_start, self._columns_at_start
         partition = task_range.offsets.partition

@@ -356,7 +356,7 @@ def _list_changes(
 def _number_writers(
     live: Mapping[str, WriterState], writers: pa.Array
 ) -> tuple[dict[str, int], Integers]:
-    """Number the live writers, then those of k marks; return the numbers, and those of the k."""
+    """Number the live writers, then the writers of k marks; return all numbers, and the k's."""
     numbers = {name: number for number, name in enumerate(live)}
     encoded = writers.dictionary_encode()
     by_entry = [numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()]

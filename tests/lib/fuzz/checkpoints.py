@@ -104,8 +104,8 @@ BEGINNINGS: Final = ("now", "now", "now", "2023-11-14T22:13:25Z", "1970-01-01T00
 def changes() -> Target:
     """Restarts with other options, hostile ones among them: planned and replayed, or refused.
 
-    Whatever is refused changes nothing, so the options before it go on. At last the offset itself
-    is damaged.
+    A refused change has no effect, so the options before it go on. At last the offset itself is
+    damaged.
     """
 
     def make(chance: Chance) -> Any:

@@ -54,10 +54,10 @@ class Finding(Exception):
 
 
 def seed_of_commit() -> str:
-    """The seed of this run: that of FUZZ_SEED, or one that each commit has of its own.
+    """The seed of this run: FUZZ_SEED, or the commit's own.
 
-    Tests take one that is known to find nothing, so that they are red by a change alone; to look
-    for more is `make fuzz`.
+    Tests take a seed that is known to find nothing, so that only a change makes them red; `make
+    fuzz` looks for more.
     """
     if "FUZZ_SEED" in os.environ:
         return os.environ["FUZZ_SEED"]

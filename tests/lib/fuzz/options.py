@@ -1,7 +1,7 @@
 """Options of every kind, conditions and descriptions of topics: read, or refused by name.
 
-Each secret that is given is one text, `CANARY`. It may stand in no message and in no `repr`. The
-names are those that the declarations have, so a new option is fuzzed by itself.
+Every secret is the one text `CANARY`. No message and no `repr` may show it. The names come from the
+declarations, so a new option is fuzzed without further work.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ TIMED: Final = [("start_time", INSTANT), ("cti", INSTANT), ("offset", pa.int64()
 
 @dataclass(frozen=True)
 class Records:
-    """Records of one partition, and by which options they are read."""
+    """Records of one partition, and the options to read them with."""
 
     raw: dict[str, str]
     schema: bytes
@@ -116,7 +116,7 @@ def make_protobuf(descriptor: Any, chance: Chance, _: int) -> bytes:
 
 
 def make_headers(chance: Chance) -> Any:
-    """Headers with marks, writers and whatever else has such names."""
+    """Headers with marks, writers and other things of these names."""
     if chance.random() < 0.3:
         return None
     texts = (str(NOON_MS), "2024-01-01T12:00:01Z", *TEXTS)

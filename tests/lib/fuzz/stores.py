@@ -1,7 +1,7 @@
 """Files of a store: read as they were written, or refused by name; `repair` never makes it worse.
 
-`tests/tseries/maintain/test_damage.py` damages bytes, and this also the structure: entries
-of the log with other values, whose checksum may be right, as of a tool that writes them.
+`tests/tseries/maintain/test_damage.py` damages bytes, and this also the structure: entries of the
+log with other values, some with the right checksum, as another tool would write them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One seed decides everything: what happens next, how long it takes, and what dies meanwhile.
 
-Code that is simulated calls `Chance.point` wherever it waits for somebody else: a broker, a disk, a
-clock. There the clock moves, others act, and the process may be killed. So a run is a function of
-its seed alone, and of the number of steps after which nothing fails any more (`faults`): a failure
-is made small by looking for the least such number.
+Simulated code calls `Chance.point` when it waits for somebody else: a broker, a disk, a clock.
+There the clock moves, others act, and the process may be killed. So a run is a function of its seed
+and of `faults`, the number of steps until nothing fails any more: the least number that still fails
+makes the failure small.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class Job:
 
 
 class Beside:
-    """An executor whose calls are made at some later point."""
+    """An executor that makes its calls at some later point."""
 
     def __init__(self, chance: "Chance") -> None:
         self._chance = chance

@@ -86,19 +86,19 @@ class Log:
 
 
 class Cluster:
-    """The brokers; times are those of the seed's monotonic clock."""
+    """The brokers; the seed's monotonic clock tells all times."""
 
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
         self.logs: dict[Partition, Log] = {}
         self.writings = itertools.count()
         self.made: dict[str, int] = {}
-        """How often a topic was created; topics that never were again are left out."""
+        """How often a topic was created; topics created only once are left out."""
         self.groups: dict[str, dict[Partition, tuple[int, str]]] = {}
         self.hidden: dict[Partition, int] = {}
         """Partitions that metadata lacks, and until when."""
         self.outdated: dict[Partition, tuple[int, int]] = {}
-        """Partitions whose former leader answers: the end that it tells, and until when."""
+        """Partitions where a former leader still answers: the end that it tells, and until when."""
         self.down_until_us = 0
         self.keeps_ids = True
         """False if the request for topic ids may fail."""

@@ -73,7 +73,7 @@ class ChainOracle:
         self.idle: set[Partition] = set()
         self.there: set[Partition] = set()
         self.lost: set[Partition] = set()
-        """Whose clocks were lost with their records, at the batch that begins (8.3)."""
+        """Partitions that lost their clocks with their records, at the batch that begins (8.3)."""
         self.stream: int | None = None
 
     def _begin(self, batch: StreamOffset) -> None:

@@ -1,8 +1,8 @@
-"""A store and a query's checkpoint of which older copies are put back: one alone, or both.
+"""Older copies of a store and of a query's checkpoint are put back: one of them, or both.
 
-What `docs/how-to/back-up-and-restore.md` says must happen: with both of one moment the query goes
-on; one alone is refused by name before anything is stored, and the way out that is documented leads
-on. In the end the store has each row once, as in any other world.
+`docs/how-to/back-up-and-restore.md` says what must happen. With both copies of one moment the query
+goes on. One without the other is refused by name before anything is stored, and the documented way
+out leads on. In the end the store has each row once, as in any other world.
 """
 
 import re
@@ -53,10 +53,10 @@ class RestoredSink(StoreSink):
 
 
 class RestoredWorld(StoreWorld):
-    """A world whose store and checkpoint are copied, and put back later."""
+    """A world that copies its store and checkpoint, and puts them back later."""
 
     def draw(self) -> None:
-        """A query alone, whose disk keeps what it was given."""
+        """A query without a rival, on a disk that loses nothing."""
         super().draw()
         self.query = replace(self.query, has_rival=False, length=3 * self.query.length)
         self.power_rate = 0
@@ -64,7 +64,7 @@ class RestoredWorld(StoreWorld):
         self.newest: Copy | None = None
         """The checkpoint that an older one has replaced."""
         self.old = ""
-        """What alone is older than the rest: the store, or the checkpoint; empty for neither."""
+        """The part that is older than the rest, the store or the checkpoint; empty for neither."""
         self.copied = 0
 
     def open_sink(self) -> Any:
@@ -139,7 +139,7 @@ class RestoredWorld(StoreWorld):
     # -- the ways out
 
     def excuses(self, error: Exception) -> bool:
-        """What alone is old is refused by name; what the documents say is done then."""
+        """If only one part is old, it is refused by name; then we do what the documents say."""
         if isinstance(error, HistoryChanged) and self.old == "store":
             self._write_again(str(error))
         elif isinstance(error, ReplayDiffers) and self.old == "checkpoint":

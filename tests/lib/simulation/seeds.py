@@ -56,7 +56,7 @@ class Report:
 WORLDS: tuple[type[World], ...] = (
     World, World, World, StoreWorld, WideWorld, TopicWorld, WideWorld, RestoredWorld
 )  # fmt: skip
-"""The kind of world of a seed, by what is left after a division by their number."""
+"""The kinds of worlds; a seed modulo their number picks one."""
 
 
 def world_of(seed: int) -> type[World]:
@@ -70,7 +70,7 @@ def make_world(seed: int, faults: int | None = None) -> World:
 
 
 def shrink(seed: int) -> int:
-    """The least number of steps, as a bisection finds it, after which nothing more need fail."""
+    """The least number of steps with faults that still fails, found by bisection."""
     # What failed last may have failed in the last step.
     least, most = 0, make_world(seed).run_quietly().chance.steps + 1
     while least < most:

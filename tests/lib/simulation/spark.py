@@ -1,9 +1,9 @@
-"""Spark's micro-batch engine, as far as a source and a sink see it.
+"""Spark's micro-batch engine, as a source and a sink see it.
 
-The order of the calls and of the log's entries is that of `MicroBatchExecution` in Spark 4.3: plan,
-report, write the offset log, commit the batch before, ask for the partitions, run the tasks, commit
-the sink, write the commit log. The log outlives the driver; nothing else does. A driver is a
-generator that stops where another driver may go on.
+It makes the calls and log entries in the order of `MicroBatchExecution` in Spark 4.3: plan, report,
+write the offset log, commit the batch before, ask for the partitions, run the tasks, commit the
+sink, write the commit log. The log outlives the driver; nothing else does. A driver is a generator
+that stops where another driver may go on.
 """
 
 import json
@@ -83,7 +83,7 @@ class Checkpoint:
         return Owner(self.offsets.get(last - 1), self.offsets.get(last), max(last, 0), max(last, 0))
 
     def write_offset(self, batch: int, text: str) -> str | None:
-        """Write an entry of the offset log; return the offset up to which sources commit."""
+        """Write an entry of the offset log; return the offset that sources may commit."""
         self._write(self.offsets, batch, text)
         return self.offsets[batch - 1] if batch > 0 else None
 
@@ -100,7 +100,7 @@ class Checkpoint:
 
 
 class AsyncCheckpoint(Checkpoint):
-    """A checkpoint with asynchronous progress tracking: the log has some of the batches alone.
+    """A checkpoint with asynchronous progress tracking: the log has only some of the batches.
 
     As in `AsyncProgressTrackingMicroBatchExecution`, a run begins at the last entry but one, and
     runs all batches from there to the last one as a single batch, unless that is committed. What
@@ -220,7 +220,7 @@ class Driver(Process):
         chance: the seed's decisions.
         options: the options of the source.
         checkpoint: outlives the run.
-        open_sink: makes the sink anew, as Spark does in each batch.
+        open_sink: makes a new sink, as Spark does in each batch.
         is_bounded: whether the trigger is AvailableNow.
     """
 

@@ -1,7 +1,7 @@
 """A store of events as the sink, on a disk that fails, fills up, and loses what was not synced.
 
-The packages' own writer stages and commits; the disk is a directory whose every change is a step of
-the seed. Each driver has caches of its own, as a process has.
+The packages' own writer stages and commits; the disk is a directory; every change of it is a step
+of the seed. Each driver has caches of its own, as a process has.
 """
 
 import builtins
@@ -121,7 +121,7 @@ def to_events(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class StoreWorld(World):
-    """A world whose sink is a store."""
+    """A world with a store as the sink."""
 
     def __init__(self, seed: int, faults: int | None = None) -> None:
         super().__init__(seed, faults)
@@ -132,7 +132,7 @@ class StoreWorld(World):
         self._disk: Disk | None = None
 
     def draw(self) -> None:
-        """A query whose late events are dropped: the store refuses what lies before its CTI."""
+        """A query that drops late events: the store refuses events before its CTI."""
         super().draw(policy="drop", lengths=(15, 40))
         self.chance.kill_rate /= 4
         self.power_rate = self.chance.random.choice([0, 0.3, 1])
@@ -198,7 +198,7 @@ class StoreWorld(World):
     # -- processes
 
     def _switch(self, process: Process | None) -> None:
-        """Let each driver, with its executors, see the caches of its own process alone."""
+        """Let each driver, with its executors, see only the caches of its own process."""
         image = process and (process.parent or process)
         if image is self._image and image is not None:
             return

@@ -298,10 +298,10 @@ def to_records(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class TopicWorld(World):
-    """A world whose sink is a topic."""
+    """A world with a topic as the sink."""
 
     def draw(self, **given: Any) -> None:
-        """A query whose late events are dropped: no row may lie below a mark."""
+        """A query that drops late events: no row may lie below a mark."""
         super().draw(policy="drop", lengths=(40, 120), **given)
 
     def open_sink(self) -> Any:

@@ -42,7 +42,7 @@ class Extras:
         import_every: CTIs are imported, by so many events; 0 for those in band, None for none.
         where: a key of `WHERE`; None for no filter.
         changes: whether a restart may change options (8.10).
-        is_async: whether Spark's log has some of the batches alone (8.6).
+        is_async: whether Spark's log has only some of the batches (8.6).
         recreates: whether the topic may be deleted and created again (9.1).
     """
 
@@ -66,7 +66,7 @@ class Extras:
 
 
 class WideWorld(World):
-    """A world whose query has more than `World` draws."""
+    """A world with more options in its query than `World` draws."""
 
     def draw(self, **given: Any) -> None:
         """Draw the query, and the rest by a stream of decisions of its own."""
@@ -147,7 +147,7 @@ class WideWorld(World):
             super().disturb()
 
     def _may_recreate(self) -> bool:
-        """Whether no batch is on its way that is stored, or of which somebody reads."""
+        """Whether nobody reads or stores a batch now."""
         last = max(self.checkpoint.offsets, default=-1)
         at_rest = not any(map(self.chance.is_running, self.drivers)) and not self.chance.jobs
         is_new = last not in self.checkpoint.commits
@@ -168,7 +168,7 @@ class WideWorld(World):
                 log.begin = max(log.begin, read.partitions[partition].start_inclusive)
 
     def change_leader(self, kind: str, partition: Partition, log: Log) -> None:
-        """A change of leaders; those of the imported topic's are short.
+        """A change of leaders; the imported topic's changes are short.
 
         With imported CTIs no deposed leader answers: they wait for the end that the log then has.
         """
@@ -179,7 +179,7 @@ class WideWorld(World):
         super().change_leader(kind, partition, log)
 
     def produce(self, log: Log) -> None:
-        """Producers write; those of the imported topic write marks alone where these count."""
+        """Producers write; the imported topic's write only marks if marks count."""
         is_of_times = any(log is each for p, each in self.cluster.logs.items() if p.topic == TIMES)
         if not is_of_times or self.extras.import_every:
             super().produce(log)
@@ -190,7 +190,7 @@ class WideWorld(World):
             log.append(stamp_ms, stamp_ms, is_open=log.open_at is not None)
 
     def excuses(self, error: Exception) -> bool:
-        """The imported topic, of which nothing was read, is missing for a moment; or as `World`."""
+        """The imported topic, not read before, is missing for a moment; or as `World`."""
         if isinstance(error, OptionError) and "ctiImport" in str(error) and self.cluster.hidden:
             last = self.checkpoint.offsets.get(max(self.checkpoint.offsets, default=-1))
             imported = None if last is None else StreamOffset.from_json(json.loads(last)).imported
@@ -277,7 +277,7 @@ class WideOracle(ChainOracle):
             clock, kept = self.clocks.get(each), self.before.get(each)
             told_now = one.clock.events, one.clock.ctis
             is_robbed = batch.number - 1 in self.world.robbed
-            # A clock goes back by a loss alone; an imported CTI may be all that has raised it.
+            # Only a loss sets a clock back; perhaps only an imported CTI had raised it.
             goes_back = bool(clock) and most(one.clock.cti_us, clock.cti) != one.clock.cti_us
             is_other = bool(clock) and told_now != (clock.events, clock.ctis)
             if clock and kept and (is_robbed or is_other or goes_back):
@@ -339,7 +339,7 @@ class WideOracle(ChainOracle):
         self.imported, self.moved = now, set()
 
     def end_range(self, partition: Partition, one: PartitionOffset) -> None:
-        """An imported CTI takes effect where the range ends for which it waited."""
+        """An imported CTI takes effect at the end of the range that it waited for."""
         if one.size:
             pairs = self.waiting.get(partition, ())
             due = [cti for end, cti in pairs if end <= one.end_exclusive]
@@ -369,7 +369,7 @@ class WideOracle(ChainOracle):
         return where is None or WHERE[where](row)
 
     def find_stream(self, batch: StreamOffset, now: int | None) -> int | None:
-        """The stream's CTI; after joined batches that nobody saw alone, any that was proven."""
+        """The stream's CTI; after joined batches, seen only together, any that was proven."""
         lowest = most(self.stream, now)
         if not self.is_free:
             return lowest
@@ -388,7 +388,7 @@ class WideOracle(ChainOracle):
         bound: int | None,
         emitted: int | None,
     ) -> None:
-        """Joined batches show the last of their CTIs alone."""
+        """Joined batches show only the last of their CTIs."""
         if batch.number in self.world.sink.joined:
             self.is_free, self.free_to = True, bound
             self.emitted = emitted

@@ -107,7 +107,7 @@ CASES = {
 
 
 def check_contradiction(case, copies):
-    """All of `copies` payloads of this case are malformed, whichever columns are read."""
+    """All of `copies` payloads of this case are malformed for any columns."""
     schema, kind, body = CASES[case]
     column = pa.field("f0", kind) if kind is not None else pa.field("f1", pa.int64())
     for columns in ([column], []):

@@ -110,7 +110,7 @@ def stream_state(previous, clocks, positions, ends, run=RUN, seen=NOTHING_SEEN):
 
 
 def instants_to_look_up(previous, clocks, positions, ends, run):
-    """The timestamps, in ms, whose offsets aligned reading asks the time index for."""
+    """The timestamps, in ms, that aligned reading asks the time index for."""
     return compute_alignment(
         stream_state(previous, clocks, positions, ends, run), ends
     ).list_instants_ms()

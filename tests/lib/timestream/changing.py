@@ -1,4 +1,4 @@
-"""A query over logs in memory whose restarts may change its options: driver, offsets and tasks."""
+"""A query over logs in memory, with restarts that may change options: driver, offsets and tasks."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 class Logs(FakeBroker):
-    """A broker whose partitions have records (timestamp in ms, headers of text)."""
+    """A broker of partitions with records (timestamp in ms, headers of text)."""
 
     def __init__(self, *topics: str) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from pyspark_timestream.kafka.diagnosis.history import BatchReport
 
 
 def view_of(shares, topic="topic", query="q", batches=3, **more):
-    """The view of a query whose stream has these shares in each batch; `more` its offset has."""
+    """The view of a query with these shares in each batch; `more` is in its offset."""
     log = QueryLog(query)
     for moment in history(*[shares] * batches, **more):
         offset = moment.offset.to_json()
@@ -31,7 +31,7 @@ def look(follower, now_us):
 
 
 def write_large_batch(root, number, partitions):
-    """Plan a batch of so many partitions, of which one holds back, and finish it."""
+    """Plan a batch of so many partitions, one of them holding back, and finish it."""
     shares = [share(state(number if n != 7 else 1), 10, 10 * number) for n in range(partitions)]
     (moment,) = history(shares)
     offset = dataclasses.replace(moment.offset, number=number)
@@ -59,7 +59,7 @@ def write(root, moments, *, finished=None):
 
 
 def running(count, *, late=0):
-    """Batches of two partitions, of which the second drops `late` rows a batch."""
+    """Batches of two partitions; the second one drops `late` rows a batch."""
     return history(
         *(
             [

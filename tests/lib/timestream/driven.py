@@ -9,7 +9,7 @@ from pyspark_timestream.kafka.offsets.offset import StreamOffset
 
 
 class FakeBroker:
-    """A broker of one topic, whose log is a pair (first offset, end) a partition."""
+    """A broker of one topic; its log is a pair (first offset, end) a partition."""
 
     def __init__(self, **logs: tuple[int, int]) -> None:
         self.group = ""

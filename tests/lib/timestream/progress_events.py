@@ -1,4 +1,4 @@
-"""Progress events as Spark reports them, of streams whose state is known."""
+"""Progress events as Spark reports them, of streams with a known state."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from pyspark_timestream.rules.clocks import min_cti
 
 
 def offset_of(shares, number=0, topic="trips", given=COUNT, **more):
-    """The offset of a batch whose partitions 0, 1, ... are `shares`."""
+    """The offset of a batch with `shares` as its partitions 0, 1, ..."""
     partitions = {Partition(topic, n): each for n, each in enumerate(shares)}
     cti_us = min_cti(each.clock.cti_us for each in shares if not each.idle)
     return StreamOffset("me", given, 1, partitions, number, cti_us, **more)
@@ -65,6 +65,6 @@ def parse_page(text):
 
 
 def values(page, name, **labels):
-    """The numbers of a metric whose labels include `labels`."""
+    """The numbers of a metric with labels that include `labels`."""
     wanted = set(labels.items())
     return [each for (metric, pairs), each in page.items() if metric == name and wanted <= pairs]

@@ -206,7 +206,7 @@ def expect_one(value, found, target):
 
 
 class SameMessage:
-    """Equals bytes that are this message and whatever else; of a oneof it may be a piece."""
+    """Equals bytes that contain this message; of a oneof it may be a piece."""
 
     def __init__(self, value, is_member):
         self.kind, self.is_member = type(value), is_member

@@ -125,7 +125,7 @@ HOSTILE = (
     b"\x0c",  # the end of a group that never began
     b"\x0b",  # a group without an end
     b"\x0b\x14",  # a group with the end of another
-    tag(1, 0),  # a tag alone
+    tag(1, 0),  # only a tag
     tag(1, 0) + b"\xff" * 10,  # a varint without an end
     tag(1, 0) + b"\xff" * 9 + b"\2",  # a varint of 65 bits
     tag(900, 0) + b"\xff" * 9 + b"\2",

@@ -16,7 +16,7 @@ def without_pause(attempt: int) -> None:
 
 
 class Meeting(Store):
-    """A store whose writer meets others, which are on other hosts.
+    """A store with a writer that meets others, on other hosts.
 
     Args:
         store: the same store.

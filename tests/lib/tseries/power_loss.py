@@ -1,7 +1,7 @@
-"""What a power loss leaves of a directory at worst: bytes that were synced, and no others.
+"""The worst that a power loss leaves of a directory: only the bytes that were synced.
 
 `Disk` watches this process: a file is safe once `os.fsync` was called for it after its last change,
-a name once that was called for its directory. Whatever else lies there may be gone.
+a name once that was called for its directory. Everything else may be gone.
 """
 
 import os
@@ -14,7 +14,7 @@ import threading
 class Disk:
     """Watches what is synced below `root` until `monkeypatch` is undone.
 
-    `step` is called before and after every link and replacement: moments at which the power may go.
+    `step` is called before and after every link and replacement: moments when the power may go.
     """
 
     def __init__(self, root, monkeypatch, step=lambda: None):

@@ -119,7 +119,7 @@ class Oracle:
             {_last(limit, "sequence")} ORDER BY series, sequence""")
 
     def _ranked(self, view):
-        """The retained events whose originals are in a view range."""
+        """The retained events with originals in a view range."""
         return f"""SELECT * FROM (
             SELECT r.* REPLACE (original_time AS timestamp), r.timestamp AS own_time, rank
             FROM retained r JOIN (SELECT series, sequence AS place, row_number() OVER
@@ -152,7 +152,7 @@ class Oracle:
         """Aggregates by `group` and bucket.
 
         Args:
-            group: `series` or a tag column; None: all rows are one group, whose name is null.
+            group: `series` or a tag column; None: all rows are one group, with the name null.
             starts: the start of each bucket, and one behind the last.
             view: a condition on `timestamp`.
             chosen: a condition on `series`.

@@ -20,7 +20,7 @@ ROWS = StructType().add("series", "string").add("timestamp", "timestamp").add("v
 
 
 class Query:
-    """A streaming write, whose checkpoint has the watermarks that a test gives."""
+    """A streaming write; its checkpoint has the watermarks that a test gives."""
 
     def __init__(self, place, name="q", schema=ROWS, **options):
         self.name, self.schema = name, schema

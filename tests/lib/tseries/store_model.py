@@ -86,7 +86,7 @@ class Model:
         dropped: how many rows were.
         adjusted: how many rows were.
         commits: how many commits there were.
-        commit_us: their times, as far as they matter.
+        commit_us: their times, if they matter.
     """
 
     limit: int | None = None
@@ -375,7 +375,7 @@ def _mixes(range_: Range) -> bool:
 
 
 def _bounded(counted: list[Event], end_us: int | None, low: Amount, high: Amount) -> set[int]:
-    """Between two ends that do not depend on each other, the first of which is the lower."""
+    """The events between two independent ends; the first one is the lower."""
     above = _test(counted, end_us, low, lower=True)
     below = _test(counted, end_us, high, lower=False)
     return {e.sequence for at, e in enumerate(counted) if above(at, e) and below(at, e)}

@@ -31,7 +31,7 @@ REFUSALS = (UpdateFailed, NoSuchEvent, InvalidQuery)
 
 
 def names(error):
-    """By which names an error may be caught."""
+    """The names that an error may be caught by."""
     return {kind.__name__ for kind in type(error).__mro__}
 
 
@@ -275,7 +275,7 @@ class Program:
         self.ask_many()
 
     def ask_many(self):
-        """Questions of all series at once: each answers for its series as for one alone."""
+        """Questions of all series at once: each series gets the answer of its own question."""
         chosen, count = [*self.names, "nobody"], self.chance.randint(1, 4)
         found = self.series.latest(chosen, count).events
         for name in chosen:
@@ -421,7 +421,7 @@ class Program:
     def damage(self):
         """A lost head, or rows that another tool has deleted: `repair` mends both."""
         self.is_rebuilt = True
-        self.append_to("damaged")  # What the last head alone says would be lost with it.
+        self.append_to("damaged")  # What only the last head says would be lost with it.
         if self.chance.random() < 0.5:
             head = Store.open(self.path).head_id()
             (self.path / "_tseries" / "head" / f"{head:016x}.arrow").unlink()

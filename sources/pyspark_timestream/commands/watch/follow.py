@@ -779,7 +779,7 @@ def _arrange(nodes: _Nodes, hops: _Hops) -> Chain:
 
 
 def _measure_hop(ahead_us: int | None, reached_us: int | None) -> int | None:
-    """Return how far a clock is behind that of its source; None if that is not known."""
+    """Return how far a clock is behind its source's; None if that is not known."""
     if ahead_us is None or reached_us is None:
         return None
     if reached_us >= FINAL_US or ahead_us <= reached_us:

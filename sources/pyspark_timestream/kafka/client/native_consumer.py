@@ -416,7 +416,7 @@ class NativeConsumer:
     ) -> dict[Partition, KafkaError]:
         """See `ColumnConsumer`."""
         client = self._open_handles.client
-        # A queue of its own: a late answer must not be taken for that of the next commit.
+        # A queue of its own: a late answer must not pass for the next commit's answer.
         answers = self._kafka.rd_kafka_queue_new(client)
         try:
             with _OffsetList(self._kafka, offsets) as positions:

@@ -429,7 +429,7 @@ def _to_number(value: Any) -> int | float | None:
 
 
 def _find_other_unit(value: Any, options: KafkaOptions) -> str:
-    """Suggest the unit in which `value` is a probable time; empty if it is that of the options."""
+    """Suggest the unit that makes `value` a probable time; empty if the options have it."""
     number = _to_number(value)
     unit, us = (None if number is None else guess_unit(number)) or (options.time_unit, 0)
     if unit == options.time_unit:

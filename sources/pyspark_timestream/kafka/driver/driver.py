@@ -311,7 +311,7 @@ class StreamDriver:
         if not self._requests.take(previous.stream, is_running=self._has_started):
             return
         if not self._ends.is_bounded:
-            # A bounded run stops at its own ends; this one now stops at those of the logs.
+            # A bounded run stops at its own ends; this one now stops at the logs' ends.
             open_at = _leave_out(previous.ends, self._find_ended(previous))
             ends = self._ends.wait_for(open_at)
             if not self._ends.reaches(open_at):
@@ -382,7 +382,7 @@ class StreamDriver:
         high_watermarks = self._ends.get_high_watermarks() if has_new_ctis else {}
         snapshot = self._examine_logs(previous, run)
         if imported is not None:
-            # A new CTI waits for the ends of all logs, a known one for those of new partitions.
+            # A new CTI waits for the ends of all logs, a known one only for new partitions' ends.
             new = snapshot.positions.keys() - previous.partitions.keys()
             waiting = snapshot.positions.keys() if has_new_ctis else new
             high_watermarks = self._add_lacking_ends(high_watermarks, waiting)
@@ -518,7 +518,7 @@ class StreamDriver:
             topic_ids = {**self._imported_ids, **stream_ids}
             has_new_ids = not previous.topic_ids.items() >= topic_ids.items()
         if has_new_ids:
-            # The first offsets may be those of the earlier topic.
+            # The first offsets may be the earlier topic's.
             earliest = self._broker.earliest(readable_ends)
         return topic_ids, earliest
 

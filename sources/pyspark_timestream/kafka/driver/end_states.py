@@ -238,7 +238,7 @@ class LastEndStates:
         self._known = offset, take_end_states(offset, range_ends)
 
     def find(self, options: KafkaOptions, offset: StreamOffset) -> EndStates:
-        """Return the end states of the batch `offset`; `options` may be those of now."""
+        """Return the end states of the batch `offset`; `options` may be today's."""
         if self._known is None or self._known[0] != offset:
             options = options.as_of(offset.settings)
             end_states = load_end_states(

@@ -126,7 +126,7 @@ class PartitionCache:
         """Time of the request that returned the cached partitions."""
 
     def get(self, *, fresh: bool = False) -> list[Partition]:
-        """Return the partitions of a moment ago, or those of now if `fresh`.
+        """Return the partitions of a moment ago, or of now if `fresh`.
 
         Raises:
             BrokerUnreachable: a request was needed, and the broker did not answer.
@@ -169,7 +169,7 @@ class TopicIds:
         self._asked_at_s = float("-inf")
 
     def get(self, partitions: Iterable[Partition], *, fresh: bool = False) -> dict[str, str]:
-        """Return the ids of the topics; those of now if `fresh`."""
+        """Return the ids of the topics; ask anyway if `fresh`."""
         if fresh or self._asked_at_s != self._partition_cache.asked_at_s:
             topics = {partition.topic for partition in partitions}
             self.note(self._get_broker().topic_ids(topics))

@@ -86,7 +86,7 @@ class NewRules:
     """The change that a batch begins with.
 
     Attributes:
-        old, new: the options that differ, as those of `ClockChange`.
+        old, new: the options that differ, as in `ClockChange`.
         settings: all pinned options from then on.
         before, after: the options of the clocks.
     """

@@ -177,7 +177,7 @@ class RowReader:
         return self._lists - 1
 
     def _build(self, step: Step) -> Reader:
-        """Build the function of a step; the order of lists is that of `_build_column`."""
+        """Build the function of a step; it makes lists in the order of `_build_column`."""
         match step:
             case Scalar():
                 return self._build_scalar(step)
