@@ -18,7 +18,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from pyspark_timestream.core.instants import HOUR_US
 from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.maintain.background import ORPHAN_RETENTION_HOURS
 from pyspark_tseries.maintain.compactor import Merge
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.columns import is_readable_as, type_name, value_type, widen_field
@@ -38,6 +40,9 @@ CopyProgress = Callable[[int, int], None]
 _TO_DO: Final = "give columns wider types"
 _COPY_OF: Final = "tseries.copy_of"
 """The key in a copy's footer with the path of its original."""
+
+_COPY_LIFETIME_US: Final = (ORPHAN_RETENTION_HOURS - 4) * HOUR_US
+"""Make older copies again: maintenance may remove them just when the commit names them."""
 
 _FEW_FILES: Final = 8
 _FEW_BYTES: Final = 8 * 1024 * 1024
@@ -216,7 +221,8 @@ class _Widening(Revision):
 
     def _find_due(self, narrow: Sequence[DataFile]) -> list[DataFile]:
         """Return the files that have no copy yet, and note the progress."""
-        due = [file for file in narrow if not self._has_copy(file)]
+        oldest_us = self._store.read_clock() - _COPY_LIFETIME_US
+        due = [file for file in narrow if not self._has_copy(file, oldest_us)]
         self._total = sum(file.size for file in narrow)
         self._done = self._total - sum(file.size for file in due)
         self._report()
@@ -228,13 +234,16 @@ class _Widening(Revision):
             self._reported = progress
             self._progress(*progress)
 
-    def _has_copy(self, file: DataFile) -> bool:
-        """Return whether there is a copy; maintenance removes copies after a day."""
-        location = self._location
+    def _has_copy(self, file: DataFile, oldest_us: int) -> bool:
+        """Return whether there is a copy that maintenance will leave until it is committed."""
         copies = self._copies.get(file.path)
-        return copies is not None and all(
-            location.has(location.file(copy.path), copy.size) for copy in copies
-        )
+        return copies is not None and all(self._is_safe(copy, oldest_us) for copy in copies)
+
+    def _is_safe(self, copy: WrittenFile, oldest_us: int) -> bool:
+        path = self._location.file(copy.path)
+        identity = self._location.identity(path)
+        is_young = identity is not None and identity[1] >= oldest_us * 1000
+        return is_young and self._location.has(path, copy.size)
 
     def _copy(self, snapshot: Snapshot, file: DataFile) -> None:
         """Write the copy of a file; copies of one file group are a group as well."""

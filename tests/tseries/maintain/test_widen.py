@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
@@ -30,7 +31,7 @@ from pyspark_tseries import (
     StoreBusy,
     TimeSeries,
 )
-from pyspark_tseries.maintain import widen
+from pyspark_tseries.maintain import background, widen
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import Merge, compact, merge_file_groups
@@ -42,6 +43,7 @@ from pyspark_tseries.maintain.widen import widen_columns
 from pyspark_tseries.model.ranges import UNLIMITED, Query
 from pyspark_tseries.read.scan import Scope, run_query
 from pyspark_tseries.store.admin_commits import add_columns
+from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
 
 PART = pa.struct([("a", pa.int32())])
@@ -644,10 +646,29 @@ def test_copies_that_maintenance_removed_before_the_commit_are_made_again(
     assert types(path) == {**NARROW, **WIDE}
 
 
+def test_copies_that_maintenance_is_about_to_remove_are_made_again(series, path, every_file):
+    before, known = contents(path), set(path.glob("kind=*/*.parquet"))
+    killed_after(series, 6)
+    for copy in set(path.glob("kind=*/*.parquet")) - known:
+        os.utime(copy, (time.time() - 25 * 3600,) * 2)
+    store, swept = store_of(path), []
+
+    def remove(paths):
+        if not swept:  # Maintenance has looked what the store needs, and now the change comes.
+            TimeSeries.open(path, "me").widen_columns(WIDE)
+        swept.extend(paths)
+        store.location.remove(swept)
+
+    background._sweep(store, load_table(store.location), store.read_clock(), remove)
+    assert len(swept) == 6
+    assert verify(str(path)) == []
+    assert contents(path) == before
+
+
 WORKER = """
 import sys, pyarrow as pa
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.maintain import widen
+from pyspark_tseries.maintain import background, widen
 widen._FEW_FILES = -1
 series = TimeSeries.open(sys.argv[1], "me")
 series.widen_columns({"n": pa.int64(), "f": pa.float64()}, lambda *sizes: print(*sizes, flush=True))
