@@ -456,8 +456,8 @@ def find_max_lost_commit(location: Location) -> int:
     """Return the highest number of a commit that repairs have given up; -1 if there is none."""
     highest = -1
     for path in list_lost_files(location):
-        with open(path, encoding="utf-8") as file:
-            highest = max(highest, json.load(file)["highest_commit"])
+        with contextlib.suppress(FileNotFoundError):
+            highest = max(highest, json.loads(location.read_whole(path))["highest_commit"])
     return highest
 
 

@@ -211,6 +211,7 @@ class Subscription:
         commit = newest if last_commit is None else min(last_commit, newest)
         if commit == start.commit:
             return start
+        start = self._count_again(start, snapshot)
         committed, events = self._count_new(start, commit, max_events, snapshot)
         stored = committed if events is None else events.num_rows
         seen, missed = start.seen + committed, start.missed + committed - stored
@@ -218,6 +219,14 @@ class Subscription:
         if max_events is None or events is None or stored <= max_events:
             return end
         return self._cut_batch(start, end, max_events, events, snapshot)
+
+    def _count_again(self, start: Position, snapshot: Snapshot) -> Position:
+        """Return `start` without the events seen in commits that a repair has given up since."""
+        seen_last = start.commit_id
+        if seen_last is None or describe_change(self._store, seen_last) is None:
+            return start
+        # No commit has the number of one that was given up, so `start` lies between two commits.
+        return replace(start, seen=self._count_up_to(snapshot, start.commit))
 
     def _count_new(
         self, start: Position, commit: int, max_events: int | None, snapshot: Snapshot

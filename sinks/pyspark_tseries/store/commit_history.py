@@ -6,7 +6,6 @@ an older log was put back, such a file may still have ids of commits that no lon
 """
 
 import contextlib
-import glob
 import json
 import os
 import re
@@ -80,18 +79,19 @@ def _note(proven: dict[int, int], commit: CommitId) -> None:
 
 
 def list_lost_files(location: Location) -> list[str]:
-    """Return the paths of the lists of commits that repairs have given up."""
-    if not location.is_local:
-        return []
-    return glob.glob(os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE))
+    """Return the paths of the lists of commits that repairs have given up; a backup has them, too.
+
+    Some may be missing: what another tool has written is put aside without a list.
+    """
+    folders = location.list_folders(location.file("_tseries", "lost"))
+    return [location.file("_tseries", "lost", folder, LOST_FILE) for folder in folders]
 
 
 def is_given_up(location: Location, lost: CommitId) -> bool:
     """Return whether a repair has given up this commit after damage, and skipped its number."""
     for path in list_lost_files(location):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            with open(path, encoding="utf-8") as file:
-                record = json.load(file)
+            record = json.loads(location.read_whole(path))
             ids = {commit["head"] for commit in record["commits"]}
             # The id of a commit may be unknown if its entry is torn.
             if lost.id in ids or (None in ids and lost.number <= record["highest_commit"]):

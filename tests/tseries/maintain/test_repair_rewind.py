@@ -9,17 +9,21 @@ import pyarrow as pa
 import pytest
 from lengths import in_ci
 from tseries.builders import batch, forget_stores, new_store, stored
+from tseries.object_store import bucket  # noqa: F401 the fixture
 from tseries.power_loss import Disk
-from tseries.subscriber import Client
+from tseries.subscriber import Client, rows_of
 from tseries.torn_files import newest, tear
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import parse_range
+from pyspark_tseries.read.subscription import Subscription
+from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
 
 pytestmark = pytest.mark.thorough
@@ -196,6 +200,40 @@ def test_a_subscriber_that_has_seen_lost_commits_misses_none_of_the_new_ones(pat
     rebuild(str(path))
     series.append("c", 3)
     assert [row[:2] for row in subscriber.poll()] == [("c", 3)]
+
+
+def lose_last_commits(path, count):
+    """Tear the last commits, so that `repair` gives them up."""
+    for folder, kind in (("_delta_log", "*.json"), ("kind=event", "*.parquet")):
+        for file in sorted((path / folder).glob(kind))[-count:]:
+            tear(file, "half")
+    assert len(repair(str(path)).lost) == count
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("most", [1, 2, None])
+def test_events_of_lost_commits_count_neither_as_missed_nor_in_place_of_new_ones(path, lost, most):
+    subscriber = Client(path, parse_range("unlimited"))
+    subscriber.drain()
+    lose_last_commits(path, lost)
+    series = opened(path)
+    for number in range(5):
+        series.append("c", number)
+    batches = iter(lambda: subscriber.poll(most), None)
+    assert [len(rows) for rows in batches] == {1: [1] * 5, 2: [2, 2, 1], None: [5]}[most]
+    assert (subscriber.position.seen, subscriber.position.missed) == (13 - lost + 5, 0)
+
+
+def test_a_subscriber_goes_on_behind_lost_commits_in_a_backup_in_an_object_store(path, bucket):  # noqa: F811
+    subscriber = Client(path, parse_range("unlimited"))
+    subscriber.drain()
+    lose_last_commits(path, 1)
+    opened(path).append("c", 1)
+    copy = parse_location(bucket.uri("behind-lost-commits"), bucket.options)
+    backup(str(path), copy)
+    follows = Subscription(copy, subscriber.initial)
+    end = follows.find_end(subscriber.position, None)
+    assert rows_of(follows.plan_tasks(subscriber.position, end)) == [("c", 0)]
 
 
 def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):
