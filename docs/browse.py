@@ -56,7 +56,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of the site, for as long as the block runs."""
+    """The address of the site, which is there until the block ends."""
     handler = functools.partial(Quiet, directory=str(SITE))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

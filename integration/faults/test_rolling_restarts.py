@@ -37,7 +37,7 @@ def cluster() -> Iterator[KafkaCluster]:
 
 
 class Production:
-    """Whole numbers, one after the other, for as long as the block runs."""
+    """Whole numbers, one after the other, until the block ends."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self._broker, self._topic = broker, topic

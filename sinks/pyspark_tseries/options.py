@@ -471,7 +471,7 @@ class ReadOptions(_Located):
         _ANCHOR,
         None,
         description=(
-            "where the edit range begins, outside of which no event is in the result; none: `start`"
+            "where the edit range begins; no event outside of it is in the result; none: `start`"
         ),
     )
     edit_to: Point | None = _batch_option(
@@ -529,7 +529,7 @@ class ReadOptions(_Located):
             "the columns of buckets: `COLUMN FUNCTION`, or `NAME = COLUMN FUNCTION`, separated by "
             "commas, such as `celsius mean, hottest = celsius max, n = count`; functions are "
             "`mean`, `min`, `max`, `sum`, `count`, `first`, `last`, `median`, "
-            "`time_weighted_mean` and quantiles such as `0.95`; `count` alone counts events"
+            "`time_weighted_mean` and quantiles such as `0.95`; only `count` counts events"
         ),
         needs=("every",),
     )
@@ -630,8 +630,8 @@ class SubscribeOptions(_Located):
         _STARTS,
         None,
         description=(
-            'JSON `{"series": n}`: of that series every event from `n` on instead, as far as it is '
-            "there"
+            'JSON `{"series": n}`: of that series every event from `n` on instead, if it still '
+            "exists"
         ),
     )
     max_events: int | None = _stream_option(

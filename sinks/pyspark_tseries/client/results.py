@@ -217,7 +217,7 @@ ZONE_ARGUMENT: Final[dict[str, dict[str, Any]]] = {
     "--timezone": {
         "default": LOCAL,
         "metavar": "ZONE",
-        "help": "an IANA name, or UTC; default: that of this machine",
+        "help": "an IANA name, or UTC; default: this machine's zone",
     }
 }
 """The argument of the commands that show times."""

@@ -787,7 +787,7 @@ class TimeSeries(Questions):
                 if inspect.iscoroutine(answer):
                     answer.close()
                 raise IncompatibleValue(
-                    f"if_newest {show_value(holds)} returns {show_value(answer)}, which has to be "
+                    f"if_newest {show_value(holds)} returns {show_value(answer)}, which must be "
                     "awaited",
                     "True or False",
                     "take a function that is not async. Nothing is stored",

@@ -215,7 +215,7 @@ def parse_fill(fill: Any, schema: pa.Schema, aggregates: Sequence[Aggregate]) ->
             raise InvalidQuery(
                 f"column '{aggregate.name}' ({data_type}) has no values on a line",
                 "'null', 'previous', or a value",
-                "take another fill, or aggregate numbers alone",
+                "take another fill, or aggregate only numbers",
             )
         if word is None and not _can_hold(data_type, fill):
             words = [name for name in FILLS if name != "linear" or is_number(data_type)]

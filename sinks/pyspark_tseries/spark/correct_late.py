@@ -787,9 +787,9 @@ class _Corrector:
                 problem = f"the results of {waiting.num_rows} windows that wait do not fit: {error}"
         raise UpdateFailed(
             problem,
-            "the aggregates, rules and window of the last run, for as long as windows wait",
+            "the aggregates, rules and window of the last run, while windows wait",
             "restart as before, and change them once the store's CTI has passed all windows that "
-            "wait; or call withdraw_corrections(store), and start anew with a new checkpoint. "
+            "wait; or call withdraw_corrections(store), and start with a new checkpoint. "
             "Nothing of the batch is stored",
         )
 

@@ -291,7 +291,7 @@ def _refuse_policy(store: Store, stream: RecordStream) -> None:
         )
     if "ctiImport" in stream.settings:
         raise UpdateFailed(
-            "the stream of late rows has option 'ctiImport', whose CTIs depend on when a query "
+            "the stream of late rows has option 'ctiImport': its CTIs depend on when a query "
             "runs, so that a row may be late in one query and in time in the other",
             "CTIs that come only from the records",
             "let one query judge for both and write rows and CTIs to a second topic. Nothing is "

@@ -214,7 +214,7 @@ def _check_value(field: pa.Field, stored_field: pa.Field | None, stored: list[pa
     names = ", ".join(f"'{f.name}' {type_name(f.type)}" for f in stored) or "none"
     if stored_field is None:
         raise IncompatibleValue(
-            f"column '{field.name}' of type {type_name(field.type)} is not in the store, whose "
+            f"column '{field.name}' of type {type_name(field.type)} is not in the store: its "
             "value columns are fixed at its creation",
             names,
             "drop the column, or set mergeSchema to add it",
@@ -246,7 +246,7 @@ def split_ctis(batch: pa.RecordBatch, plan: RowPlan) -> tuple[pa.RecordBatch, in
         raise UpdateFailed(
             f"the row with a CTI in column '{plan.cti}', {format_instant(us)}, has column "
             f"'{name}' as well, which would be lost: such a row is not stored",
-            f"rows in which '{plan.cti}' alone is set, or is null",
+            f"rows in which only '{plan.cti}' is set, or it is null",
             f"if '{plan.cti}' has values of yours, rename it; else keep the others null: "
             f"F.when(F.col('{plan.cti}').isNull(), ...).alias('{name}'). Nothing of the batch "
             "is stored",

@@ -119,7 +119,7 @@ class StreamMetrics:
     ENDED: Final = _gauge("timestream.stream.ended", "{stream}", _STREAM,
         "1 if the stream has delivered its end, else 0")  # fmt: skip
     WARNINGS: Final = _gauge("timestream.stream.warnings", "{warning}", _STREAM,
-        "Active warnings, of which explain_time has the texts")  # fmt: skip
+        "Active warnings; explain_time has their texts")  # fmt: skip
     FINDING: Final = _gauge(
         "timestream.stream.finding", "{finding}",
         (*_STREAM, "reason", "topic", "partition", "writer"),

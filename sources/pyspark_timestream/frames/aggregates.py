@@ -164,7 +164,7 @@ def _check_names(by: Sequence[str], names: Iterable[str], event_time: str) -> No
     if {event_time.lower(), CTI_COLUMN} & {name.lower() for name in by}:
         raise ValueError(
             f"by={list(by)!r} names the event time or 'cti': accepted are other columns, since "
-            "rows of a window are folded whatever their time in it"
+            "rows of a window are folded without regard to their time in it"
         )
 
 

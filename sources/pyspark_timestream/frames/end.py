@@ -162,7 +162,7 @@ def _read_offset(end_offset: Any) -> dict[str, Any]:
     raise ValueError(
         compose_message(
             "the query has a source that is not a topic read by format 'timestream'",
-            "a query all of whose sources have transport 'kafka'",
+            "a query with transport 'kafka' in all of its sources",
             "stop it with query.stop(); a clock ends with option 'maxCount'",
         )
     )

@@ -205,8 +205,8 @@ def _add_newer_reader_schemas(options: KafkaOptions, projection: Projection | No
             if isinstance(error, SchemaRegistryError) and error.is_missing:
                 continue
             _LOG.warning(
-                "the latest schema of subject '%s' cannot be used, so %ss are read by schema %s "
-                "alone, as before (%s)",
+                "the latest schema of subject '%s' cannot be used, so %ss are read only by schema "
+                "%s, as before (%s)",
                 last_version.subject, rules.side, last_version.schema_id, error,
             )  # fmt: skip
     return options
@@ -272,8 +272,8 @@ def check_recorded(rules: PayloadRules, now: ReaderSchema, recorded: ReaderSchem
         return
     name = rules.option_name("subject")
     raise CheckpointMismatch(
-        f"schema {recorded.schema_id} (version {recorded.version} of '{recorded.subject}'), by "
-        f"which this checkpoint reads {rules.side}s, had fingerprint "
+        f"schema {recorded.schema_id} (version {recorded.version} of '{recorded.subject}') of "
+        f"this checkpoint's {rules.side}s had fingerprint "
         f"{recorded.fingerprint} and has {now.fingerprint} in the registry of today: an id never "
         "changes its schema, so this is another registry; set 'schemaRegistry.url' back, or start "
         f"with a new checkpoint, which takes the latest schema of '{name}'"

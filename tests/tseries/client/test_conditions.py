@@ -60,12 +60,12 @@ def test_an_append_is_stored_only_after_the_expected_sequence(store):
 
 
 def test_a_condition_that_has_to_be_awaited_is_refused_by_name(store):
-    """A coroutine counts as true: the event was stored, whatever the condition would have said."""
+    """A coroutine counts as true: the event was stored, even if the condition did not hold."""
 
     async def never(_):
         return False
 
-    with pytest.raises(IncompatibleValue, match=r"has to be awaited; .* not async. Nothing"):
+    with pytest.raises(IncompatibleValue, match=r"must be awaited; .* not async. Nothing"):
         store.append("a", 1.0, if_newest=never)
     assert not len(store.latest("a"))
 

@@ -128,7 +128,7 @@ def _take_rows(block: RecordBlock, rows: Integers) -> RecordBlock:
 _HIDDEN: Final = "..."
 _LOGIN: Final = re.compile("kafka[.]sasl[.](username|oauthbearer[.]client[.]id)", re.I)
 _DELAY_COMMENT: Final = (
-    "CTIs need a delay of at least the topic's disorder, of which ten records show too little:",
+    "CTIs need a delay of at least the topic's disorder, and ten records show too little of it:",
     "see what each would drop, and choose one: python -m pyspark_timestream lateness",
 )
 

@@ -508,7 +508,7 @@ def render_case(case: Case, sample: CaseRecords | str, root: str) -> str:
         body += f"{table}</div>"
     main = (
         f'<main class="sample"><h1>{to_html(title)}</h1>'
-        f"<p>Offsets {case.start} to {case.end - 1}; whatever may be a secret is not shown.</p>"
+        f"<p>Offsets {case.start} to {case.end - 1}; possible secrets are not shown.</p>"
         f"{body}</main>"
     )
     return render_html(title, root, "watch.css", main)

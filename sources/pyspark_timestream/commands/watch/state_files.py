@@ -250,7 +250,7 @@ class StateFiles:
 def _find_obstacle(provider: str, settings: Mapping[str, str]) -> str | None:
     """Return why the files of such a state cannot be read here; None if they can."""
     if provider not in _SNAPSHOTS:
-        return f"a {provider} keeps them in files that Spark alone reads; {_ASK_SPARK}"
+        return f"a {provider} keeps them in files that only Spark reads; {_ASK_SPARK}"
     for name, required in _NEEDED.items():
         if (value := settings.get(name, required)) != required:
             return f"'{name}' is '{value}', and only '{required}' is read here; {_ASK_SPARK}"

@@ -224,7 +224,7 @@ def _refuse_other_case(options: KafkaOptions, schema: pa.Schema) -> None:
 def _other_case_refused(column: pa.Field, name: str, option: str) -> SchemaRefused:
     return _column_refused(
         column,
-        f"differs from '{name}' in upper and lower case alone",
+        f"differs from '{name}' only in upper and lower case",
         f"'{name}'; or '{column.name}', a field of the value, with another '{option}'",
         f"write it so, or set option '{option}'",
     )

@@ -316,7 +316,7 @@ class _Typing:
         if data_type is None:
             raise _Refused(
                 f"it names '{name}', the column with the CTI, which rows of data do not have",
-                "leave it out: CTI rows pass whatever the condition is",
+                "leave it out: CTI rows pass any condition",
             )
         self.used[name] = None
         path = []
@@ -551,8 +551,8 @@ def _unify_decimals(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     digits = max(left.precision - left.scale, right.precision - right.scale) + scale
     if digits > MAX_DIGITS:
         raise _Refused(
-            f"{name_scalar(left)} is compared with {name_scalar(right)}, for which Spark would "
-            f"round: it takes {digits} digits, and a decimal has {MAX_DIGITS}"
+            f"{name_scalar(left)} is compared with {name_scalar(right)}, and Spark would "
+            f"round: this takes {digits} digits, and a decimal has {MAX_DIGITS}"
         )
     return pa.decimal128(digits, scale)
 

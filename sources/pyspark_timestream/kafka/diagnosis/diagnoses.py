@@ -198,7 +198,7 @@ _KNOWN: Final = {str(kind): kind for kind in Kind}
 
 _FRAMING: Final = (
     "compare '{side}Framing' with the producer's serializer: 'confluent' and 'header' expect a "
-    "schema id, 'none' expects the payload alone"
+    "schema id, 'none' expects only the payload"
 )
 
 NEXT_STEPS: Final[Mapping[str, str]] = {

@@ -543,7 +543,7 @@ def _advise_delay(
         keep = f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
     return (
         f"{condition}, set 'ctiDelay' = '{format_duration(-(-delay_us // unit_us) * unit_us)}', "
-        "by which none of them would have been: beside option 'changeFrom' for the events to come, "
+        "so that none of them would have been: beside option 'changeFrom' for the events to come, "
         f"or with a new checkpoint to have these too{keep}"
     )
 

@@ -104,7 +104,7 @@ class KafkaOptions(PayloadOptions):
         FOLD,
         None,
         description=(
-            "set by `aggregate_windows` alone: how tasks fold rows into partial rows of windows"
+            "set only by `aggregate_windows`: how tasks fold rows into partial rows of windows"
         ),
     )
     shape: str = option(
@@ -120,7 +120,7 @@ class KafkaOptions(PayloadOptions):
         TimeFrom("timestamp"),
         description=(
             "where the event's time is: `timestamp` or `record:timestamp` (the record's), "
-            "`header:NAME`, or a field of the value, as `field:PATH` or by its path alone; "
+            "`header:NAME`, or a field of the value, as `field:PATH` or only `PATH`; "
             "`payload.ts_ms` is the field `ts_ms` of the object `payload`"
         ),
         is_pinned=True,
@@ -205,7 +205,7 @@ class KafkaOptions(PayloadOptions):
         None,
         description=(
             "where the name of a record's writer is: `header:NAME`, or a field of the value, as "
-            "`field:PATH` or by its path alone. Every writer's events then generate CTIs of its "
+            "`field:PATH` or only `PATH`. Every writer's events then generate CTIs of its "
             "own, and a partition's CTI is the least of its live writers', so that a wrong clock "
             "moves only itself"
         ),
@@ -365,7 +365,7 @@ class KafkaOptions(PayloadOptions):
         None,
         description=(
             "lets a restart on the same checkpoint change the clock: `now` is the end of the last "
-            "batch, an instant the first batch at whose start the stream's CTI has reached it. "
+            "batch, an instant the first batch that starts when the stream's CTI has reached it. "
             "From there on the new values of `ctiFrequency`, `ctiDelay`, `violationPolicy`, "
             "`maxFuture`, `futurePolicy`, `writers`, `writerGrace` and `writerTimeout` hold. With "
             "`now`, topics may be added to `subscribe`, and a source of CTIs added or left out "
@@ -380,7 +380,7 @@ class KafkaOptions(PayloadOptions):
         None,
         description=(
             "show only rows at or after this instant, and no CTI before it: what the starting "
-            "options let in before is read for the clocks alone, so CTIs and violations are those "
+            "options let in before is read only for the clocks, so CTIs and violations equal those "
             "of the full run"
         ),
         is_pinned=True,

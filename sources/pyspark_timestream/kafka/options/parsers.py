@@ -188,7 +188,7 @@ def _header_or_field(example: str, use: str) -> Parser[TimeFrom]:
             raise ValueError(f"a record's timestamp names no {use}")
         return source
 
-    return Parser(parse, f"'header:NAME', 'field:PATH' or a path alone, such as '{example}'")
+    return Parser(parse, f"'header:NAME', 'field:PATH' or only a path, such as '{example}'")
 
 
 def _parse_name(value: str) -> str:
@@ -258,7 +258,7 @@ def _parse_milliseconds(value: str) -> int:
 ANY_NAME: Final = Parser(_parse_name, "a name, not empty")
 TIME_FROM: Final = Parser(
     _parse_time_from,
-    "'timestamp', 'header:NAME', 'field:PATH' or a path alone, such as 'payload.ts_ms'",
+    "'timestamp', 'header:NAME', 'field:PATH' or only a path, such as 'payload.ts_ms'",
 )
 EDGE_FROM: Final = _header_or_field("payload.kind", "edge")
 WRITER_FROM: Final = _header_or_field("payload.device", "writer")

@@ -205,7 +205,7 @@ class ReadingOptions:
         description=(
             "cut the largest ranges until there are about this many tasks; refused in streams with "
             "a `cti` column. In batch reads with CTIs each task first reads what precedes it for "
-            "its clock alone, so the rows are the same; a stream's progress counts no events then"
+            "its clock only, so the rows are the same; a stream's progress counts no events then"
         ),
         excludes=("maxTasks",),
     )
