@@ -78,7 +78,7 @@ LEAVE_OUT_POLICIES: Final = {
 
 
 def name_lenient(policies: Mapping[str, Action]) -> str:
-    """Return those of a store's policies that refuse no batch, for a message that advises them."""
+    """Return the policies of a store that refuse no batch, for a message that advises them."""
     return name_any(name for name, action in policies.items() if action is not Action.FAIL)
 
 

@@ -1,7 +1,7 @@
 """Application time for Spark streams: format `timestream`.
 
-A stream carries *application time*: the time at which things happened according to the data, not
-the time at which they are processed. Transport `time` is a simulated clock whose *ticks* are rows.
+A stream carries *application time*: the time when things happened according to the data, not the
+time when they are processed. Transport `time` is a simulated clock whose *ticks* are rows.
 Transport `kafka` reads times from records and adds *current time increments* (CTIs): a CTI at `c`
 promises that nothing strictly before `c` will change any more.
 

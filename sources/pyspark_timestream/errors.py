@@ -85,7 +85,7 @@ Explain: TypeAlias = Callable[[Any, Exception], Exception | None]
 
 
 def wrap_methods(explain: Explain, before: Callable[[], object] = lambda: None) -> Callable[[C], C]:
-    """A class decorator for which `explain` explains the errors of public methods and `__init__`.
+    """A class decorator: `explain` explains the errors of public methods and `__init__`.
 
     It also explains errors in the steps of a returned generator. `before` runs before each method.
     Static and class methods stay as they are.
@@ -215,7 +215,7 @@ class SchemaRefused(TimestreamError):
     Change the schema, or set the option that the message names.
 
     Attributes:
-        row: the first record of a block whose own schema is refused; None if it is another's.
+        row: the first record of a block with a refused schema of its own; None if it is another's.
     """
 
     row: int | None = None

@@ -422,7 +422,7 @@ class ChartRequest:
         columns: the columns; None for the first that can be drawn.
         max_series: how many series are drawn.
         zone: the time zone; None for UTC.
-        units: the units of columns; they come before those of the schema.
+        units: the units of columns; they override the schema's.
         longest_gap: the longest time in microseconds that a line bridges; `USUAL`, or None for any.
         title: the title; None for the name of the only series.
         pixels: the width in pixels.

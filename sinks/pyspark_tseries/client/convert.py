@@ -430,7 +430,7 @@ _NATURAL: Final[dict[pa.DataType, type]] = {
     pa.bool_(): bool,
     pa.date32(): date,
 }
-"""By type, the Python class whose values Arrow takes unchanged, or refuses."""
+"""By type, the Python class: Arrow takes its values unchanged, or refuses them."""
 
 
 def _convert_natural(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | None:

@@ -278,7 +278,7 @@ def _limit_after(batch: pa.Table) -> int:
 
 
 def _check_store(values: list[pa.Field], author: str, snapshot: Snapshot) -> None:
-    """Refuse a store whose policy or columns have changed since the follower began (23.6)."""
+    """Refuse a store if its policy or columns have changed since the follower began (23.6)."""
     AccessCheck(snapshot.settings.policy, author).require("read", "follow the store")
     if snapshot.values == values:
         return

@@ -149,7 +149,7 @@ class BucketQuery:
         The arguments are as for `select_from`. Memory holds these buckets and a few pieces of
         files, however long a series is. Medians, quantiles and time-weighted means also keep their
         values in memory; a query that counts events, or has a `limit` or an edit range, keeps whole
-        series. All batches are of the commit at which this was called.
+        series. All batches are of the commit that was the last one when this was called.
 
         Raises:
             InvalidQuery, PermissionDenied: as `select_from`; those about values come with a batch.
@@ -252,7 +252,7 @@ class BucketResult(TableResult):
         height: int = 160,
         theme: str = "auto",
     ) -> Chart:
-        """Return a chart, in which a value lasts as long as its bucket; a missing bucket is a gap.
+        """Return a chart; a value lasts until its bucket ends, and a missing bucket is a gap.
 
         If the query has both `min` and `max` of a column, they are drawn as an area around its
         `mean`, or another aggregate of the column.
@@ -603,8 +603,8 @@ class Questions(ABC):
             A row for each series: `series`, its name; `events` and `edits`, how many originals and
             edits it ever got; `first`, the earliest timestamp of these originals; `newest`, that of
             the newest one that is not erased, null if all are. Times are in UTC. Counts and `first`
-            are null where they are unknown: a rebuilt head does not know them of a series of which
-            compaction has removed events.
+            are null where they are unknown: a rebuilt head does not know them if compaction has
+            removed events of the series.
 
         Raises:
             InvalidQuery: both `prefix` and `pattern` are given, or one is not a text.
@@ -646,7 +646,7 @@ class Questions(ABC):
         Returns:
             A row for each: `series`, `sequence`, `timestamp`, `author`, the values,
             `original_sequence`, `original_timestamp` and `original_author`, `commit` and
-            `commit_time`; and of an erased one, whose values are null, `erased_by`, `erased_at` and
+            `commit_time`; and of an erased one, with null values, `erased_by`, `erased_at` and
             `erased_because`. Times are in UTC.
 
         Raises:

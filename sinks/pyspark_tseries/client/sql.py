@@ -320,7 +320,7 @@ class _Cursor:
     shown: set[str] = field(default_factory=set)
 
     def show(self, name: str) -> None:
-        """Create a view, which lives as long as the cursor and its relations."""
+        """Create a view, which lives with the cursor and its relations."""
         tables, text = _show_commit(self.snapshot).define(name)
         for key, table in tables.items():
             self.cursor.register(key, table)

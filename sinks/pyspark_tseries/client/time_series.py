@@ -783,7 +783,7 @@ class TimeSeries(Questions):
             events = QueryResult(rows, rows.num_rows).events
             answer = holds(events[-1] if events else None)
             if inspect.isawaitable(answer):
-                # It would count as true, whatever its result.
+                # It would count as true, with any result.
                 if inspect.iscoroutine(answer):
                     answer.close()
                 raise IncompatibleValue(

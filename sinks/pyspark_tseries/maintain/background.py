@@ -265,7 +265,7 @@ def remove_obsolete_files(
 
     Args:
         store: the store to clean.
-        now_us: the time by which files are old.
+        now_us: the age of files is measured from this time.
         dry_run: change nothing, and count what a round would remove besides files with erased
             values.
         sweeps: False to leave out what needs a list of all files of the store.
@@ -333,8 +333,8 @@ def _list_unused_events(table: DeltaTable, store_id: str) -> list[str]:
 def _list_old_heads(store: Store, now_us: int, early_us: Mapping[str, int]) -> set[str]:
     """Return heads outside the current chain that are an hour old or in `early_us`.
 
-    `early_us` has files of single commits that are removed within the hour, and the times at which
-    they left the store.
+    `early_us` has files of single commits that are removed within the hour, and the times when they
+    left the store.
     """
     location = store.location
     heads = store.location.file("_tseries", "head")

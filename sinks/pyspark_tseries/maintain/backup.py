@@ -87,7 +87,7 @@ def backup(path: str | Location, target: str | Location) -> BackupResult:
 
 
 def _explained(end: Location) -> AbstractContextManager[None]:
-    """Explain failures of an object store; the caller explains those of a disk."""
+    """Explain failures of an object store; the caller explains a disk's."""
     return contextlib.nullcontext() if end.is_local else explained_failures(end)
 
 

@@ -71,7 +71,7 @@ _UNDECIDED_US: Final = DAY_US
 
 
 def list_open_records(store: Store) -> list[ErasureRecord]:
-    """Return the records of erasures whose values may still be in some file, oldest first."""
+    """Return the records of erasures with values that may still be in some file, oldest first."""
     last_erasure = store.metadata().erasure
     if last_erasure is None:
         return []

@@ -9,9 +9,9 @@ their commits may never have been made, so their CTIs do not count.
 in them. This package allows for such wrong bounds; tools that build on deltalake lose rows.
 
 *Times* (semantics 26.4). A commit that a wrong clock has dated in the future gets the time when its
-file was written, or else the latest time that it can have. An event with exactly the timestamp of
-such a commit got it from that clock: it gets the corrected time of its commit, or the newest time
-of its series if that is later. Timestamps from a client stay as they are, even in the future. One
+file was written, or else the latest time that it can have. An event with exactly that commit's
+timestamp got it from that clock: it gets the corrected time of its commit, or the newest time of
+its series if that is later. Timestamps from a client stay as they are, even in the future. One
 commit replaces the files with corrected ones.
 """
 

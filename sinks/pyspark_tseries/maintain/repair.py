@@ -608,7 +608,7 @@ def repair(
     give_up: bool = False,
     principal: str | None = None,
 ) -> RepairResult:
-    """Repair the store at `path` as far as possible; report the repairs and the losses.
+    """Repair all that can be repaired in the store at `path`; report the repairs and the losses.
 
     A dry run reports only the first repairs, since later ones depend on their outcome. With
     `give_up`, repair also gives up whole commits if a file of an earlier one is damaged and cannot

@@ -1,9 +1,9 @@
 """`rollup`: keep the buckets of a store in another one, and correct them (semantics 36).
 
 A run finds what changed since the commit that the last run covered: the rows of later commits, and
-later erasures. Two kinds of buckets are due. First, buckets that are complete now and lie
-behind those of the rollup; only series with new originals have them, or all series if the source's
-CTI has reached another bucket. Second, buckets that the rollup has and that a change has touched.
+later erasures. Two kinds of buckets are due. First, buckets that are complete now and lie behind
+the rollup's; only series with new originals have them, or all series if the source's CTI has
+reached another bucket. Second, buckets that the rollup has and that a change has touched.
 `downsample` computes both. New buckets are appended, and buckets with other aggregates are edited.
 
 Only the last commit of a run names the commit that it covers. If a run is killed before, the next

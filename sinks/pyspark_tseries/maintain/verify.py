@@ -342,7 +342,7 @@ def _sort_events(events: pa.Table) -> _SortedEvents:
 def _compute_required_sequences(
     events: _SortedEvents, index: SeriesIndex, compacted: CompactionHorizon
 ) -> Int64Array:
-    """Return, for each series, the sequence from which on no event may be missing."""
+    """Return, for each series, a sequence: from there on no event may be missing."""
     required = np.zeros(len(events.names), np.int64)
     if compacted.horizon < 0:
         return required

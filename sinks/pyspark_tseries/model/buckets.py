@@ -342,7 +342,7 @@ _CYCLE_US: Final = 146_097 * DAY_US
 
 @lru_cache(maxsize=4096)
 def _list_transitions(zone: str, year: int) -> tuple[int, ...]:
-    """Return the times of a year at which the offset of `zone` changes; one a day at most."""
+    """Return the times of a year when the offset of `zone` changes; one a day at most."""
     if year < _FIRST_YEAR:
         return ()
     if _REPEATED_YEAR + _CYCLE_YEARS <= year < 9999:

@@ -1,7 +1,7 @@
 """Define the columns of a store and their types (semantics 15.3 and 15.5), and check texts.
 
 Arrow does not check that text is UTF-8, but DuckDB, Polars and Python cannot read a file with text
-that is not. So `check_text` refuses such a batch before anything is written.
+that is not. So `check_text` refuses a batch with such text before anything is written.
 
 A column can get a wider type, which holds every value of the narrower one unchanged (semantics
 35.4). Types follow the rules of Delta's feature `typeWidening`, and fields of structs Delta's

@@ -132,9 +132,9 @@ class SeriesIndex:
       made, events included that were erased or that compaction has removed.
     - `floor_sequence`, `floor_us`: only if the retained range was changed, or an event erased.
 
-    NEVER_US for a series with events says: in `newest_us` or `original_us`, that all its events, or
-    all its originals, are erased; in `first_us`, that neither this nor `edits` is known. Then the
-    head is from before these columns, or was rebuilt when some events were not stored any more.
+    NEVER_US for a series with events means, in `newest_us` or `original_us`, that all its events,
+    or all its originals, are erased, and in `first_us` that neither this nor `edits` is known. Then
+    the head is from before these columns, or was rebuilt when some events were not stored any more.
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)

@@ -250,7 +250,7 @@ class Delivery:
         key_range: the series.
         start: the position before; its `initial` decides between initial and later events.
         end: the position after.
-        initial: the initial events for which the subscriber asked.
+        initial: the initial events that the subscriber asked for.
         head_id: the head when the task was planned, for the minimum retained sequences and times.
         retained: the retained range, which selects the initial events.
         choice: the series to deliver; other series in `files` are left out.

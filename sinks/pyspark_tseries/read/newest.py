@@ -59,7 +59,7 @@ MAX_HELD_ROWS: Final = 1_000_000
 
 _STATES: Final = STATE_DEFAULTS | FLOOR_DEFAULTS
 KEYS: Final = ("series", "sequence", "timestamp", "original_sequence")
-"""Rows always have these columns, besides those of the question."""
+"""Rows always have these columns, besides the question's."""
 
 
 def find_newest_count(query: Query) -> int | None:

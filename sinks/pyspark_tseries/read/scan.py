@@ -153,7 +153,7 @@ def run_query(
     plain = make_plain(query, has_erasures=snapshot.has_erasures)
     scan = Scan(scope, plain or query, sequences)
     if plain is not None and not scan.edits:
-        # Nothing replaces an original, and each is tested by itself: `select` has nothing to do.
+        # Nothing replaces an original, and each is tested separately: `select` has nothing to do.
         ranges = ShownRanges(scan)
         rows = sort_by_sequence(ranges.filter(scan.read(stored_columns(names))))
         return Answer(_show_rows(rows, names, query), rows.num_rows)

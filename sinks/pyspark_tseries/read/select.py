@@ -135,7 +135,7 @@ _FIXED: Final = ("time", "sequence")
 
 
 def make_plain(query: Query, *, has_erasures: bool) -> Query | None:
-    """Return an equal query that tests each original by itself.
+    """Return an equal query that tests each original separately.
 
     Return None if the result depends on other events of a series, or is not one of values.
     """

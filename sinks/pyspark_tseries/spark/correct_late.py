@@ -588,8 +588,8 @@ def correct_late(
         storage_options: how to reach an object store.
 
     Returns:
-        The writer; give it a checkpoint and `start()` it. Over Spark Connect it has a `queryName`
-        by which batches find their query: set no other.
+        The writer; give it a checkpoint and `start()` it. Over Spark Connect batches find their
+        query by its `queryName`: set no other.
 
     Raises:
         NoSuchStore: there is no store.

@@ -238,7 +238,7 @@ def refuse_without_ctis(store: Store) -> None:
 
 
 def refuse_other_streams(store: Store, mine: Sequence[RecordStream]) -> None:
-    """Refuse late rows of streams with options that differ from those of the windows."""
+    """Refuse late rows of streams with other options than the windows' stream."""
     theirs = [stream for note in _read_notes(store).values() for stream in note.streams]
     for stream in mine:
         if not stream.makes_ctis:

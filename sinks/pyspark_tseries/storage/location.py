@@ -119,8 +119,7 @@ def move_exclusively(path: str, to: str) -> None:
             raise
         _rename_exclusively(path, to)
     else:
-        # Removing the first name sets the file's change time: the time from which a log entry is
-        # visible.
+        # Removing the first name sets the file's change time: a log entry is visible from then on.
         os.remove(path)
 
 
@@ -237,7 +236,7 @@ def _decode_uri(location: str) -> str:
 
 
 def is_inside_store(path: str) -> bool:
-    """Return whether `path`, by which a log names a file, stays in the store's directory.
+    """Return whether `path`, a file's name in a log, stays in the store's directory.
 
     >>> is_inside_store("kind=event/part-0.parquet")
     True
@@ -436,7 +435,7 @@ class Location:
             with self.write(path) as file:
                 file.write(content)
             return
-        # Python's files and Arrow's take two to four times as long as these calls.
+        # Python's and Arrow's file objects take two to four times the time of these calls.
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
         try:
             descriptor = os.open(path, flags, 0o666)

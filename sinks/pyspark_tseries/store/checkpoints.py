@@ -330,7 +330,7 @@ def copy_log(location: Location, version: int, to: str, without: Collection[str]
     os.makedirs(log)
     names = set(os.listdir(location.file(LOG_FOLDER))).difference(without)
     for name in log_tail(names, version):
-        # A link would change the entry's change time: the time from which it is visible.
+        # A link would change the entry's change time, which says since when it is visible.
         copy = shutil.copyfile if name.endswith(".json") else location.copy
         copy(location.file(LOG_FOLDER, name), os.path.join(log, name))
 

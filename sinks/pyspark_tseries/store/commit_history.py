@@ -2,7 +2,7 @@
 
 The log has the ids of its entries' commits until maintenance removes the entries. So maintenance
 first keeps the ids in files of 1024 commits, `_tseries/history/N`. The log takes precedence: after
-an older log was put back, such a file may still have ids of commits that no longer exist.
+an older log was put back, a history file may still have ids of commits that no longer exist.
 """
 
 import contextlib

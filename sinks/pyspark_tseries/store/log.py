@@ -121,7 +121,7 @@ def _require_delta(location: Location) -> None:
 
 
 def forked_error(root: str) -> UnusableStore:
-    """Return the error of a process whose parent has used stores."""
+    """Return the error of a process forked from one that has used stores."""
     return UnusableStore(
         f"the store '{root}' cannot be used in this process, which was forked from one that has "
         "used a store: the threads that delta-rs started there run only in that process",

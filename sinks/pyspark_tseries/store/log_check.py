@@ -1,9 +1,9 @@
 """Check a store's log for damage by a power loss, and for changes of rows by other tools.
 
-A commit of this package records the version up to which its client had checked for changes by other
-tools, so usually only the newest entry is parsed. But to verify checksums, this module reads every
-entry that Delta reads: those after the last checkpoint, and later each new one. The checksum of the
-checkpoint is in `_delta_log/_last_checkpoint`.
+A commit of this package records how far its client had checked for changes by other tools, so
+usually only the newest entry is parsed. But to verify checksums, this module reads every entry that
+Delta reads: those after the last checkpoint, and later each new one. The checksum of the checkpoint
+is in `_delta_log/_last_checkpoint`.
 """
 
 import json
@@ -78,7 +78,7 @@ def read_plain_entry(location: Location, version: int) -> Entry | None:
 
 
 def check_checksums(location: Location, first: int, last: int) -> None:
-    """Check that the entries from `first` to `last` of a local log are as they were written.
+    """Check that the entries from `first` to `last` of a local log are unchanged.
 
     Raises:
         UnusableStore: an entry is not; the error names it.

@@ -1,7 +1,7 @@
 """Format and parse the entries of a store's log, and verify their checksums.
 
 A commit of this package has an object `tseries` in its `commitInfo`: `commit`, its number;
-`checked`, the version up to which its client had checked for changes by other tools; `synced`, true
+`checked`, the last version that its client had checked for changes by other tools; `synced`, true
 if the commit and everything before it survives a power loss; `lines`, the number of lines; `crc32`,
 the checksum of all bytes with zeros in the place of its digits. In an object store Delta writes the
 entry: there `lines` is missing, and the checksum covers the actions and the object itself,
@@ -41,7 +41,7 @@ class FileAction:
         path: the path relative to the store.
         size: the size in bytes.
         kind: the partition, `event` or `edit`.
-        time_ms: the time at which the file was written or removed.
+        time_ms: when the file was written or removed.
         changes_rows: True if the action changes the table's rows.
         statistics: Delta's statistics, as JSON; None if the action removes the file.
     """
@@ -168,7 +168,7 @@ class Entry:
 
     @property
     def checked(self) -> int:
-        """The version up to which the entry's client had checked the log; -1 if it had not."""
+        """The last version of the log that the entry's client had checked; -1 for none."""
         if self.own is None:
             return -1
         return int(self.own["checked"])

@@ -62,8 +62,7 @@ class SharedBatch(Appendable):
     row by row.
 
     Args:
-        draw: returns at least one batch, all of which can share a commit; called once, when the
-            first attempt begins.
+        draw: returns one or more batches that can share a commit; called once, at the first try.
     """
 
     def __init__(self, draw: Callable[[], Sequence[Batch]]) -> None:
@@ -170,7 +169,7 @@ class SharedCommits:
         raise caller.outcome
 
     def _append_alone(self, caller: "_Caller") -> tuple[AppendedEvent, bool]:
-        """Append alone in a signal handler of an appending thread, where waiting would deadlock."""
+        """Append one batch in a signal handler of an appending thread: a wait would deadlock."""
         batch = SharedBatch(lambda: [caller.batch])
         try:
             commit = self._append(batch, synced=caller.synced)

@@ -473,7 +473,7 @@ BEFORE_NEWEST: Final = "before newest"
 
 
 def count_such(count: int, noun: str) -> str:
-    """Return how many rows or edits of a batch are as the one that an error names."""
+    """Return how many rows or edits of a batch are like the one that an error names."""
     return f"{count} such {noun if count == 1 else f'{noun}s'} in the batch"
 
 

@@ -704,9 +704,9 @@ def measure_lateness(
 ) -> pa.Table:
     """Count the rows of a topic that would be late by each of several delays, in one pass.
 
-    Late rows are exactly those of a query that starts at the same records with `ctiDelay` set to
-    the delay (semantics 3.1), since the same rules judge them. The records are read from Kafka up
-    to the present ends of their partitions; Spark is not needed.
+    A row is late exactly if it is late in a query that starts at the same records with `ctiDelay`
+    set to the delay (semantics 3.1), since the same rules judge both. The records are read from
+    Kafka up to the present ends of their partitions; Spark is not needed.
 
     How long results wait is measured by the records' timestamps. An event that is not late waits
     from its own record to the record that raises its partition's CTI above its time; its wait is
@@ -714,9 +714,9 @@ def measure_lateness(
     may wait longer: its CTI is the least of theirs (semantics 5.1).
 
     Args:
-        options: those of the stream, by their names, such as `kafka.bootstrap.servers`,
-            `subscribe`, `startTime` and `ctiFrequency`; `startingOffsets` and other options of
-            batch reads choose the records, by default all. `ctiDelay`, `advanceTime`, `ctiImport`,
+        options: the stream's, by their names, such as `kafka.bootstrap.servers`, `subscribe`,
+            `startTime` and `ctiFrequency`; `startingOffsets` and other options of batch reads
+            choose the records, by default all. `ctiDelay`, `advanceTime`, `ctiImport`,
             `idleTimeout` and `timeSettings` are refused, and `violationPolicy` changes nothing.
         delays: durations, separated by commas or as a list, none of them negative; 0 is always
             among them. None: a ladder from 0 to 1 day.

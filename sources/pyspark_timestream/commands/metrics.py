@@ -3,8 +3,8 @@
 The keys of a source's report show if it belongs to this package; other sources have no numbers.
 
 Each event gives a new frozen state, so one rendering shows the numbers of one moment. The newest
-batch of each query counts, in whatever order reports arrive; two batches are kept, because some
-diagnoses compare them. A query keeps its id, and so its numbers, over a restart.
+batch of each query counts, in any order of reports; two batches are kept, because some diagnoses
+compare them. A query keeps its id, and so its numbers, over a restart.
 
 Metrics are declared here once: names, units and meanings. Names are OpenTelemetry's. A Prometheus
 page shows them as OpenTelemetry's own exporter would: dots become underscores, a unit is appended
@@ -249,8 +249,8 @@ Attributes = tuple[tuple[str, str], ...]
 class Sample(NamedTuple):
     """One number of a metric at one moment.
 
-    Samples in the state lack the attributes of the query, and instead of an age they have the
-    instant from which it counts.
+    Samples in the state lack the attributes of the query, and have an instant instead of the age
+    since it.
     """
 
     metric: Metric

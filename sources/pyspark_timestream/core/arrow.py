@@ -75,7 +75,7 @@ MAX_WIDE_DIGITS: Final = 76
 def find_long_decimals(values: pa.Array, data_type: pa.DataType) -> pa.Array:
     """Return where `values` have more digits before the point than the decimals of `data_type`.
 
-    Arrow's cast multiplies such a value until its bits run over, and returns another number.
+    For this value Arrow's cast multiplies until the bits run over, and returns another number.
     """
     greatest = Decimal((0, (9,) * data_type.precision, -data_type.scale))
     unit = Decimal(1).scaleb(-values.type.scale)

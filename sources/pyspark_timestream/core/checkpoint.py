@@ -342,7 +342,7 @@ def parse_offset(value: Any) -> dict[str, Any]:
     """Return an offset, or a report, from a query's progress as an object.
 
     It comes as text or as parsed JSON, depending on Spark's version and client. The result is empty
-    for a source that has none, or whose offset is no JSON object.
+    for a source without one, or with one that is no JSON object.
     """
     try:
         offset = json.loads(value) if isinstance(value, str) else value

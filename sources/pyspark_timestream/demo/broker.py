@@ -44,7 +44,7 @@ rootLogger.appenderRef.console.ref = console
 def list_broker_properties(
     listen: str, advertise: str, controller: str, voter: str
 ) -> dict[str, str]:
-    """Return the settings of a broker that is a cluster by itself."""
+    """Return the settings of a broker that forms a cluster of one."""
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -295,12 +295,12 @@ class KafkaProcess:
         self._watch.stop()
 
     def check(self) -> None:
-        """Raise NoDemo if the broker ended by itself."""
+        """Raise NoDemo if the broker ended unasked."""
         if (printed := self.failure()) is not None:
             raise NoDemo(f"the Kafka broker ended by itself; the end of its log:\n{printed}")
 
     def failure(self) -> str | None:
-        """Return the end of the log if the broker ended by itself, else None."""
+        """Return the end of the log if the broker ended unasked, else None."""
         if self._process is None or self._process.poll() is None:
             return None
         return self._log.read_text(errors="replace")[-4000:]

@@ -2,7 +2,7 @@
 
 Each station is a partition of topic `trips`. A trip is reported up to four minutes after its
 departure, and Harbour's two hours after that; records lie in the order of these reports. So each
-partition by itself is nearly in order, and Harbour's is always two hours behind the others.
+partition is nearly in order, and Harbour's is always two hours behind the others.
 
 The pages print results that are known because the records are few and fixed. This module encodes
 Avro and Protobuf byte by byte, so that the topics need no library that the reader may not want.

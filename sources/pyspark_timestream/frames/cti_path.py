@@ -94,7 +94,7 @@ class CtiCondition:
                 return not self.inputs[0].is_set
             case "Not" if values[0] is not None:
                 return not values[0]
-            # As in SQL, one side decides alone, although the other one is unknown.
+            # As in SQL, one side decides if the other one is unknown.
             case "Or" if True in values or None not in values:
                 return True in values
             case "And" if False in values or None not in values:

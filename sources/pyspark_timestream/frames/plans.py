@@ -417,7 +417,7 @@ class _ConnectOperator:
             operator.is_stream for operator in self.inputs
         )
         self.ids: set[int] = {plan._plan_id}.union(*(operator.ids for operator in self.inputs))
-        """The numbers by which columns refer to this plan and to those below."""
+        """The numbers that columns use to refer to this plan and to plans below it."""
 
     def find_origins(self, column: str) -> list[tuple[int, str]]:
         """Match by name, and follow renamed and computed columns."""

@@ -55,8 +55,8 @@ def advance_time(
     Flagged rows (late, malformed) are left out, because a CTI's promise does not cover them. Take
     them from `df` itself. Filters on other columns may come before this call: CTI rows pass them.
     Any other operator that would remove CTI rows, such as a join, is refused by name. Spark's
-    watermark begins at 1970, and operators would silently drop earlier rows: such a row fails the
-    stream, and the message says how to shift it.
+    watermark begins at 1970, and operators would silently drop earlier rows: so an earlier row
+    fails the stream, and the message says how to shift it.
 
     Args:
         df: a stream with a timestamp column `cti`, null on data rows.

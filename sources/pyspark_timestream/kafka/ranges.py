@@ -107,8 +107,7 @@ class TaskPlan:
         emitted_us: the stream's CTI at the batch's start; only CTI rows above it are emitted.
         first_cti_us: a CTI row to emit first; None for none.
         last_cti_us: a CTI row to emit last; None for none.
-        settings: the pinned options for reading the ranges up to their first change; None: those of
-            the query.
+        settings: the pinned options for the ranges up to their first change; None: the query's.
     """
 
     ranges: tuple[TaskRange, ...] = ()

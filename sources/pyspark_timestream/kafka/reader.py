@@ -416,7 +416,7 @@ def _restrict_to_task(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
 
 
 def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
-    """Let a stream's task wait for brokers as long as for progress.
+    """Let a stream's task wait for brokers for the same time as for progress.
 
     The driver has just reached the brokers. A task that cannot reach them has met an outage, which
     must only delay the query.
@@ -445,7 +445,7 @@ def read_task(
     """Return the rows of a task.
 
     Args:
-        options: the query's options; those of the batch follow from the task.
+        options: the query's options; the batch's follow from the task.
         projection: the requested columns.
         task: what to read.
         keep: gets the ends and the clocks, which the driver commits if it hands the rows over;
@@ -475,7 +475,7 @@ def read_task(
         if task.offset:
             settings: Mapping[str, str] = {}
             if projection.requests("cti") and (context := TaskContext.get()) is not None:
-                # The settings of the query at its start, or those of the checkpoint.
+                # The settings of the query at its start, or the checkpoint's.
                 settings = find_wrong_settings(context.getLocalProperty)
             end.clocks = _encode_clocks(options, task.plan, task.offset, end.ranges, settings)
             if keep is None:

@@ -201,7 +201,7 @@ _DEFAULTS: Final = {
     "retries.max.wait.ms": "2000",
 }
 _SPARE_S: Final = 1.0
-"""Time for a try's work besides waiting, so that its own error comes before that of the limit."""
+"""Time for a try's work besides waiting, so that its own error comes before the limit's."""
 
 
 _FORMS: Final = {"protobuf": "serialized"}
@@ -378,7 +378,7 @@ class _Client:
 
 
 class _Watcher:
-    """Watches the answers to one client: waits as long as they ask, and notes redirects.
+    """Watches the answers to one client: waits for the time that they ask for, and notes redirects.
 
     confluent-kafka's client does neither: it chooses its own pauses and ignores redirects.
     """

@@ -1,4 +1,4 @@
-"""Schemas as values: those of a registry, and those that a query reads by."""
+"""Schemas as values: a registry's, and the ones that a query reads by."""
 
 import contextlib
 import hashlib

@@ -4,9 +4,9 @@
         trips.produce(value, key=station)
         trips.note_time(now)  # nothing before `now` will follow
 
-A record produced before a mark never lands behind it, whichever thread produced it: the producer
-blocks other threads, waits until all earlier records are in the log, and only then sends the mark.
-When the call returns, the mark is in the log too.
+A record produced before a mark never lands behind it, from any thread: the producer blocks other
+threads, waits until all earlier records are in the log, and only then sends the mark. When the call
+returns, the mark is in the log too.
 """
 
 import sys
@@ -162,7 +162,7 @@ class _MarkLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this thread holds it, by itself or by `lend`."""
+        """Whether this thread holds it, directly or by `lend`."""
         return self._roles.get(threading.get_ident()) == _HOLDING
 
     def lend(self, function: Callable[[Any], T], *, is_flush: bool = False) -> Callable[[Any], T]:

@@ -108,8 +108,9 @@ def _interleave(
     """
     # Example: a CTI at every second event without delay, events at times 1 to 6, and proposals
     # 2 3 5 after 2 3 6 of them. Round 1 tries the 2, but events have already brought that. Round 2
-    # tries the 3 and the 5: events alone bring 4 and 6, but the 3 wins, so both go and the counter
-    # begins again. Round 3 tries the 5, but events from there bring that, too. The CTIs are 2 3 5.
+    # tries the 3 and the 5: by themselves, events bring 4 and 6, but the 3 wins, so both go and the
+    # counter begins again. Round 3 tries the 5, but events from there bring that, too. The CTIs are
+    # 2 3 5.
     rows, times = events
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     indices = []
@@ -211,9 +212,9 @@ def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Integ
 def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Integers:
     """Find the triggers: each is the first event at least `span_us` after the trigger before it.
 
-    The first event that reaches a bound is also the first at which the running maximum does. So one
-    binary search over all events finds every event's successor, and a loop follows the chain, one
-    step per CTI. If few events can trigger, search only for the successors in the chain.
+    The running maximum first reaches a bound at the first event that reaches it. So one binary
+    search over all events finds every event's successor, and a loop follows the chain, one step per
+    CTI. If few events can trigger, search only for the successors in the chain.
     """
     highest = np.maximum.accumulate(times)
     if (int(highest[-1]) - base_us) // span_us < len(times) // _EVENTS_PER_SEARCH:

@@ -287,7 +287,7 @@ class _Changes(NamedTuple):
 
 
 class _Intervals(NamedTuple):
-    """The intervals in which m marks hold, over s steps: the moments at which anything changes.
+    """The intervals in which m marks hold, over s steps: the moments when anything changes.
 
     Attributes:
         begins, ends: m steps: the mark holds from `begins` (inclusive) to `ends` (exclusive).

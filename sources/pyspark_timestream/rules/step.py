@@ -18,8 +18,8 @@ received time. So `step` computes the clock of a whole block first, and the viol
 `step` is a fold: any split of the records into calls gives the same results, CTIs and end clock.
 
 A replay from T to U (7.7) delivers the rows of the full run with a time in [T, U). Each partition
-ends right after the record at which its CTI reaches U, and that CTI then becomes exactly U. Every
-on-time row below U comes before this end, so nobody reads the rest.
+ends right after the record that takes its CTI to U or beyond, and the CTI then becomes exactly U.
+Every on-time row below U comes before this end, so nobody reads the rest.
 """
 
 import dataclasses
@@ -153,10 +153,10 @@ def step(
         return end_clock, result
     last_cti = int(np.searchsorted(result.cti_us, until_us))
     stop = int(result.cti_index[last_cti]) + 1
-    # Fold again, only up to the record at which the CTI reaches the end. From this come what later
+    # Fold again, only up to the record that takes the CTI to the end. From this come what later
     # records must not touch: the clock with its counters, the failure and the unreadable marks.
     end_clock, cut = _fold_block(rules, clock, _cut_events(events, stop), _cut_marks(marks, stop))
-    # The rest comes from the whole block, whose columns have an entry for each of its records. The
+    # The rest comes from the whole block: its columns have an entry for each of its records. The
     # CTI at the end may be missing in the cut block: if a writer's silence or the end of the grace
     # brought it, the record that revealed this comes after the CTI and was cut off.
     end_clock = dataclasses.replace(end_clock, cti_us=until_us, ctis=clock.ctis + last_cti + 1)
@@ -396,8 +396,8 @@ def _find_failure(code: int, mask: Mask, result: BlockResult) -> Failure:
 def _select_inside(rules: TimeRules, result: BlockResult) -> Mask:
     """Select the records in the replay window, by each event's time after the policy.
 
-    A malformed event has none and counts at the CTI in force. Each record is selected by itself, so
-    neither the split into blocks nor the start of reading changes the result.
+    A malformed event has none and counts at the CTI in force. Each record is selected separately,
+    so neither the split into blocks nor the start of reading changes the result.
     """
     counts_at_cti = result.malformed | (result.violation == ADJUSTED)
     placed = np.where(counts_at_cti, result.in_force_us, result.times)

@@ -39,7 +39,7 @@ class Clock:
     """The decisions of a stream's first start; they never change.
 
     Attributes:
-        zero_us: simulated instant from which delay and period count.
+        zero_us: simulated instant that delay and period count from.
         started_us: the real instant at `zero_us`.
         delay: seconds from zero to tick 0, at least 0.
         period: seconds between ticks, above 0, denominator at most MAX_PERIOD_DENOMINATOR.

@@ -482,7 +482,7 @@ def select_reading(raw: dict[str, str]) -> dict[str, str]:
 
 
 def _hides_secret(text: str) -> bool:
-    """Return whether a text has JSON with a field whose name suggests a secret."""
+    """Return whether a text has JSON with a field that its name makes a likely secret."""
     if text.lstrip()[:1] not in ("{", "["):
         return False
     try:

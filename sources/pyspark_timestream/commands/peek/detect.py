@@ -332,7 +332,7 @@ class Payloads(NamedTuple):
 class Detection:
     """The framing and the format of the values or the keys.
 
-    `fitting` of the `present` payloads have this form. `schema_ids` are those in their frames,
+    `fitting` of the `present` payloads have this form. `schema_ids` come from their frames,
     `writer` is the first schema that wrote one of them, and `message` the indexes of the Protobuf
     message in it. A payload is `unusable` if its frame names a schema that the registry lacks, or
     one of another type.

@@ -192,7 +192,7 @@ def find_candidates(
             nearness = _rank_lag(candidate.least_lag_us, candidate.most_lag_us)
             rank = _rank_name(source)
             if rank == _PLAIN_FIELD and (candidate.kind != "number" or nearness == 0):
-                # Such a value is almost certainly a time.
+                # A value of this form is almost certainly a time.
                 rank = _RELATED_NAME
             ranked.append(((rank, nearness, index), candidate))
     timestamp = _make_candidate("record:timestamp", "record", "", record_times, record_times)
@@ -284,8 +284,8 @@ def _rank_lag(least_us: int | None, most_us: int | None) -> int:
 class ReadingPlan(NamedTuple):
     """The options and columns to read a sample with.
 
-    `options` are those of `raw`, with the readers' schemas; `is_given` is true if the user chose
-    the format of values or keys.
+    `options` are `raw` parsed, with the readers' schemas; `is_given` is true if the user chose the
+    format of values or keys.
     """
 
     raw: Mapping[str, str]
@@ -308,7 +308,7 @@ class ReadingPlan(NamedTuple):
 
 
 def _drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
-    """Return options without those of the registry, and without subjects, which need it."""
+    """Return options without the registry's, and without subjects, which need it."""
     subjects = [f"{side}Subject" for side in SIDES]
     return {
         name: text

@@ -181,7 +181,7 @@ class QueryView:
         triggers: its last batches, from old to new.
         notes: remarks, a sentence each.
         state: the rows that operators keep, where they are known.
-        state_batch: the batch after which the state was counted; None: the last one.
+        state_batch: the state was counted after this batch; None: the last one.
         links: what it reads and writes beside the topics of its streams.
     """
 

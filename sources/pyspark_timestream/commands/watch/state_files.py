@@ -50,7 +50,7 @@ _NEEDED: Final = {
     f"{_PREFIX}encodingFormat": "unsaferow",
     f"{_PREFIX}rowChecksum.enabled": "false",
 }
-"""The settings with which state files have the layout that this module reads."""
+"""With these settings, state files have the layout that this module reads."""
 
 _JOIN_STORE_SUFFIX: Final = "-keyWithIndexToValue"
 """A join has four stores; the two with this ending have each of its rows once."""
@@ -82,7 +82,7 @@ class QueryState:
 
     Attributes:
         operators: the state of each operator that could be read.
-        batch: the batch after which the state was counted; None: it was not read yet.
+        batch: the state was counted after this batch; None: it was not read yet.
         note: why something is not known; empty if all is known.
     """
 
@@ -97,7 +97,7 @@ class _Store(NamedTuple):
     name: str
     partitions: int
     has_prefix: bool
-    """Whether its keys in RocksDB begin with a prefix, by which Spark looks them up."""
+    """Whether its keys in RocksDB begin with a prefix for Spark's look-ups."""
 
     def partition_folder(self, partition: int) -> Path:
         """Return the directory of one of its partitions."""
@@ -130,7 +130,7 @@ class StateFiles:
     def read(self, batch: int, settings: Mapping[str, str]) -> bool:
         """Read the state after a batch, and return whether `state` has changed.
 
-        `settings` are those that the offset log notes for that batch.
+        The offset log has noted `settings` for that batch.
         """
         before = self.state
         if before.batch == batch:
@@ -248,7 +248,7 @@ class StateFiles:
 
 
 def _find_obstacle(provider: str, settings: Mapping[str, str]) -> str | None:
-    """Return why the files of such a state cannot be read here; None if they can."""
+    """Return why the files of a state cannot be read here; None if they can."""
     if provider not in _SNAPSHOTS:
         return f"a {provider} keeps them in files that only Spark reads; {_ASK_SPARK}"
     for name, required in _NEEDED.items():

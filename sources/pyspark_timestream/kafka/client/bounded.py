@@ -4,7 +4,7 @@ librdkafka 2.16 does not always keep a time-out: by its issues 5456 and 5511,
 `send_offsets_to_transaction` may never return after a broker has restarted. So a helper thread
 makes each call, and the caller gives up a few seconds after the time-out. The call is then
 *abandoned*: its thread, a daemon, keeps the client until the call returns, and the client takes no
-other calls. Such a process can still end.
+other calls. The process can still end.
 
 The thread costs 6 microseconds a call. Only `produce`, which does not wait, is called directly.
 """

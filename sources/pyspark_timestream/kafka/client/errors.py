@@ -4,9 +4,9 @@ librdkafka reports an unreachable broker four times a second while the outage la
 keeps the latest reason under the broker's address, for the error that may end the query, and logs a
 repeated line once a minute.
 
-Kafka marks errors that pass by themselves as *retriable*, such as those while a partition changes
-its leader. Kafka's Java client retries for a minute inside one call (`default.api.timeout.ms`), and
-so does this package, in the driver and in tasks. A client that no broker has ever answered gives up
+Kafka marks passing errors as *retriable*, such as errors while a partition changes its leader.
+Kafka's Java client retries for a minute inside one call (`default.api.timeout.ms`), and so does
+this package, in the driver and in tasks. A client that no broker has ever answered gives up
 sooner: then the address, the network or the login is wrong.
 """
 

@@ -298,7 +298,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
 
 @functools.cache
 def _load_librdkafka() -> Any:
-    # Looking a symbol up in a shared library also finds those of the libraries that it links to.
+    # Looking a symbol up in a shared library also finds the symbols of libraries that it links to.
     library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
     for name, (result, *arguments) in _FUNCTIONS.items():
         function = getattr(library, f"rd_kafka_{name}")

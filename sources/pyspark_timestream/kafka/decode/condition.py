@@ -1,4 +1,4 @@
-"""Types the condition of option `where` for a schema, and finds the rows for which it is true.
+"""Types the condition of option `where` for a schema, and finds the rows that meet it.
 
 A comparison casts both sides to the type that Spark casts them to (semantics 13.15). A condition is
 refused if that type depends on the session's settings, or if the cast would lose digits.
@@ -63,7 +63,7 @@ class Condition:
     columns: tuple[str, ...]
 
     def find(self, read_column: ReadColumn, rows: int) -> Mask:
-        """Return a mask of the `rows` rows: those for which it is true, neither false nor null."""
+        """Return a mask of the `rows` rows that meet it: it is true, neither false nor null."""
         truth = self.root.compute(read_column)
         if isinstance(truth, pa.Scalar):
             return np.full(rows, truth.as_py() is True)
@@ -472,7 +472,7 @@ def _is_comparable(data_type: pa.DataType) -> bool:
 
 
 def _unify_types(left: _Step, right: _Step, *, in_list: bool = False) -> pa.DataType:
-    """Return the type in which Spark compares two values, whatever the session's settings are."""
+    """Return the type that Spark compares two values in, with any settings of the session."""
     pair = (left.type, right.type)
     if left.type == right.type and (left.type in _SAME or _is_number(left.type)):
         return left.type
@@ -530,7 +530,7 @@ def _refuse_rounding(left: _Step, right: _Step) -> None:
             raise _Refused(
                 f"float is compared with {name_scalar(other.type)}, which Spark does in float or "
                 "double, as the session's settings say",
-                # A float's own digits are fewer than those of the double that holds it here.
+                # A float has fewer digits than the double that holds it here.
                 f"write the number as a double, {np.float32(step.value)!s}D"
                 if isinstance(step, _Value)
                 else "declare the column a double",

@@ -372,7 +372,7 @@ def build_cti_rows(projection: Projection, ctis_us: Instants) -> pa.RecordBatch:
 
 
 def find_true_rows(projection: Projection, processed: ProcessedBlock) -> Mask | None:
-    """Find the records for which option `where` is true; None without that option."""
+    """Find the records that meet option `where`; None without that option."""
     if projection.condition is None:
         return None
     return projection.condition.find(

@@ -236,7 +236,7 @@ class DecodedBlock(NamedTuple):
         schema_ids: n int32: the id of the schema that wrote the payload, null where there is none;
             None if payloads carry no ids.
         names: n strings: the full name of the record or message that the payload was written as;
-            None unless requested, or if no payload has such a name.
+            None unless requested, or if no payload has a name.
     """
 
     columns: list[pa.Array]
@@ -304,7 +304,7 @@ def _join_raw(pieces: list[pa.Array], order: Integers, rows: pa.Array | None) ->
 
 
 def split_pieces(payloads: pa.Array, max_rows: int, max_bytes: int) -> Iterator[pa.Array]:
-    """Split n binary payloads into pieces of at most this size; a larger payload stands alone."""
+    """Split n binary payloads into pieces of at most this size; a larger payload is one piece."""
     if not len(payloads):
         return
     # searchsorted would convert narrow bounds again for a wider number each time.

@@ -96,7 +96,7 @@ def makes_ctis(batch: BatchRecord) -> bool:
 
 
 def _needs_times(batch: BatchRecord) -> bool:
-    """Return whether the options use event times, unlike those of a plain Kafka source."""
+    """Return whether the options use event times, unlike a plain Kafka source's."""
     return makes_ctis(batch) or batch.settings.get("startTime", "timestamp") != "timestamp"
 
 
@@ -413,7 +413,7 @@ def _is_majority_late(clock: PartitionClock) -> bool:
 
 
 def report_clocks_ahead(history: History, ahead: Set[Partition]) -> Iterator[Diagnosis]:
-    """Yield a diagnosis of the partitions in `ahead`, for which `is_clock_ahead` is true."""
+    """Yield a diagnosis of the partitions in `ahead`: `is_clock_ahead` is true for them."""
     last_batch = history[-1]
     # A last event of 2100 or later that made no event late is reported as an improbable time.
     clocks = {
@@ -455,7 +455,7 @@ def _describe_ahead(batch: BatchRecord, clock: PartitionClock) -> str:
             f"an event {round_duration(ahead_us)} after its record's timestamp made the CTI {cti}"
         )
     if _measure_ahead(batch, clock):
-        # Give no duration: a text that changes by itself makes a new offset, and so a batch.
+        # Give no duration: a text that changes with time makes a new offset, and so a batch.
         return f"its CTI is {cti}, ahead of the wall clock"
     gap_us = max(_measure_gap(clock), clock.clues.most_late_us)
     if gap_us > 0:
@@ -526,7 +526,7 @@ def find_late_rows(history: History, explained: Set[Partition]) -> Iterator[Diag
 def _advise_delay(
     settings: Mapping[str, str], clocks: Sequence[PartitionClock], condition: str
 ) -> str:
-    """Propose the delay with which none of the events were late; empty if that is unknown."""
+    """Propose the delay that makes none of the events late; empty if that is unknown."""
     most_late_us = max(clock.clues.most_late_us for clock in clocks)
     if "ctiFrequency" not in settings:
         return (

@@ -127,7 +127,7 @@ class Warner:
         Args:
             previous: the last batch, with the warnings up to it.
             now: the stream's positions and clocks after it.
-            readable_ends: for each partition the end up to which records can be read.
+            readable_ends: for each partition the end of the readable records.
             now_us: the wall clock.
             batch_diagnoses: diagnoses about the batch `previous` itself.
         """

@@ -92,7 +92,7 @@ from pyspark_timestream.rules.clocks import has_reached
 _LOG: Final = logging.getLogger(__name__)
 
 _NO_WORK_AFTER_US: Final = SECOND_US
-"""Time without work after which one more offset records the final positions."""
+"""After this time without work one more offset records the final positions."""
 
 
 class _WaitingChange:

@@ -262,7 +262,7 @@ class RunEnds:
         since_s: dict[Partition, float] = {}
         while True:
             # Measure from the first answer with the log too short to the last request, for each
-            # partition by itself: a slow answer describes an earlier moment.
+            # partition separately: a slow answer describes an earlier moment.
             now_s, readable = time.monotonic(), self.readable_ends
             short = [
                 partition

@@ -127,10 +127,10 @@ def find_change(
     last_settings: Settings,
     last_unpinned: Settings,
 ) -> NewRules | None:
-    """Return how today's options differ from those of the last offset; None if they do not.
+    """Return how today's options differ from the last offset's; None if they do not.
 
     `settings` are today's options that a checkpoint pins, `unpinned` the options that the next
-    offset notes although they may change; the others are those of the last offset.
+    offset notes although they may change; the others come from the last offset.
     """
     before = {**last_settings, **_select_idle_timeout(last_unpinned)}
     after = {**settings, **_select_idle_timeout(unpinned)}
@@ -197,7 +197,7 @@ def keep_changes(changes: Sequence[ClockChange], committed: int) -> tuple[ClockC
 
 
 def settings_before(settings: Settings, changes: Sequence[ClockChange], after: int) -> Settings:
-    """Return the pinned options right after the batch `after`, from those of a later offset."""
+    """Return the pinned options right after the batch `after`, from a later offset's."""
     for change in reversed(changes):
         if change.number > after:
             settings = change.undo(settings)

@@ -162,7 +162,7 @@ def _unpack_clock(text: str, start: PartitionClock) -> PartitionClock:
     """Read the result of `_pack_clock`.
 
     Raises:
-        ValueError: the text is not such a result; the message says why.
+        ValueError: the text is not a result of it; the message says why.
     """
     try:
         inflate = zlib.decompressobj(_RAW_DEFLATE, zdict=_compression_dictionary(start))

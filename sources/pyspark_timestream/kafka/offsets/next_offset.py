@@ -280,7 +280,7 @@ def _set_stream_cti(
 def _raise_to_stream_cti(state: StreamState, planned: StreamOffset) -> StreamOffset:
     """5.4, 5.5, 8.3: raise a partition that is new, or no longer idle, to the stream's CTI.
 
-    This also raises a partition whose clock was lost with its records; no other active partition is
+    This also raises a partition that lost its clock with its records; no other active partition is
     below that CTI. After a final CTI nothing is raised, because partitions have not ended if
     `endingCti` lies later.
     """

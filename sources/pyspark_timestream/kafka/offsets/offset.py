@@ -300,8 +300,8 @@ class PartitionOffset:
             open transaction); None if it is not.
         pending: imported CTIs that wait, as (offset, CTI), both increasing. Each takes effect once
             the partition has been read up to the offset.
-        restart_points: the places at which reading began or went back to, as (batch, offset) in
-            the order of batches.
+        restart_points: the places where reading began or went back to, as (batch, offset) in the
+            order of batches.
         forced_ctis: raises of the clock by anything other than a record (idleness, discovery, an
             import), as (batch, offset, CTI): the clock is raised before the record at the offset.
             Like `restart_points`, they cover all batches that a restart may run again.
@@ -437,8 +437,8 @@ class StreamOffset:
         bounded: True if a bounded run planned the batch.
         warnings: the warnings given up to this batch.
         schemas: `value` or `key` -> the schema that it is read by, without its text.
-        fixed_ends: the offsets at which the ending options end the partitions; None without such
-            an option.
+        fixed_ends: the offsets where the ending options end the partitions; None without such an
+            option.
         unpinned: options that `explain` shows although they may change: `idleTimeout` and
             `maxOffsetsPerTrigger` if they are set, the consumer `group`, and in `changeFrom` a
             change that waits for its instant, with its old and new values.

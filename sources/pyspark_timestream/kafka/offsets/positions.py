@@ -34,12 +34,12 @@ LEADER_CHANGE_GRACE_S: Final = 5.0
 """How long a partition must be missing, or its log too short, before the driver believes it."""
 
 _MAX_MISSING_US: Final = 7 * DAY_US
-"""How long a missing partition is kept: as long as Kafka keeps a group's offsets by default."""
+"""How long a missing partition is kept: Kafka's default time for a group's offsets."""
 
 
 def find_recreated_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
     """Return the topics with a new id: they have the same name but other records."""
-    # A topic whose id was unknown counts neither as recreated nor as unchanged.
+    # A topic without a known id counts neither as recreated nor as unchanged.
     return frozenset(
         topic for topic, topic_id in now.items() if before.get(topic, topic_id) != topic_id
     )
@@ -370,8 +370,8 @@ def find_ended(
     """Return the partitions that the stream has read to their own ends, with their positions.
 
     Once the stream has reached `endingCti`, its idle partitions have ended too, at any clock.
-    `clocks` are those after the batch; for a partition without one, the clock at the batch's
-    start counts.
+    `clocks` hold after the batch; for a partition without one, the clock at the batch's start
+    counts.
     """
     fixed = offset.fixed_ends or {}
     is_over = has_stream_ended(offset, until_us)

@@ -135,8 +135,7 @@ def join_batches(
 ) -> list[TaskPlan]:
     """Plan the tasks of all batches after `start` up to `end`, as one batch.
 
-    `clocks` are those after `start`; `emitted_us` is the greatest CTI row emitted up to its
-    end.
+    `clocks` hold after `start`; `emitted_us` is the greatest CTI row emitted up to its end.
 
     Raises:
         CheckpointMismatch: `end` no longer says where a partition began.

@@ -35,7 +35,7 @@ _URL = "schemaRegistry.url"
 
 
 def _check_payloads(options: PayloadOptions, texts: Mapping[str, str]) -> None:
-    """Check the options about payloads; `texts` (lower-cased name -> text) are those that were set.
+    """Check the options about payloads; `texts` (lower-cased name -> text) are set options.
 
     Raises:
         OptionError: they conflict, have no effect, or need others that are missing.
@@ -326,7 +326,7 @@ def adapt_to_stream(options: KafkaOptions, set_names: Collection[str]) -> KafkaO
 
     Raises:
         OptionError: the stream has an end and would start there, or an option cuts partitions
-            whose order matters.
+            although their order matters.
     """
     if not options.ends_by_default:
         options = _start_before_end(options, set_names, "stream with an end")

@@ -444,7 +444,7 @@ class KafkaOptions(PayloadOptions):
         )
 
     def as_of(self, settings: Mapping[str, str] | None) -> "KafkaOptions":
-        """Return the options of a batch whose offset keeps `settings` (8.10); None: as they are."""
+        """Return the options of a batch with `settings` in its offset (8.10); None: as they are."""
         if settings is None:
             return self
         values = {

@@ -183,7 +183,7 @@ RECORD_KEYS: Final = {
 """Keys that decide which records a stream has or what their columns contain, with their defaults.
 
 A checkpoint keeps them. All other keys decide how records are fetched: brokers (topics of another
-cluster have other ids), credentials, sizes, times, and `check.crcs`, by which damaged records fail.
+cluster have other ids), credentials, sizes, times, and `check.crcs`, so damaged records fail.
 """
 
 

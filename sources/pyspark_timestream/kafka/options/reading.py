@@ -46,7 +46,7 @@ class ReadingOptions:
     Attributes:
         client: librdkafka's configuration, `kafka.` stripped; may hold secrets.
         starts_by_default: True if no option sets where a new query starts.
-        ends_by_default: True if no option sets the offset at which a partition ends.
+        ends_by_default: True if no option sets the offset where a partition ends.
     """
 
     client: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -46,7 +46,7 @@ _FOLDS: Final = (
 
 
 class Cursors:
-    """The cursors at which n rows are read next, all in one array of bytes.
+    """The cursors of n rows: where each is read next, all in one array of bytes.
 
     A broken row stays within its bytes; values read for it mean nothing.
 

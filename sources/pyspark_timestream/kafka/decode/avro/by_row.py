@@ -276,7 +276,7 @@ def _choose_reader(step: Scalar) -> Reader:
 
 
 def _build_column(step: Step, lists: Iterator[list[Any]], rows: int) -> Converted:
-    """Build the column of a step with a type from its lists and those of the steps in it."""
+    """Build the column of a step with a type from its lists and its inner steps' lists."""
     match step:
         case Scalar(kind="null"):
             return keep(pa.nulls(rows, step.type))

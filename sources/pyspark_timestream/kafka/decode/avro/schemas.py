@@ -428,7 +428,7 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
 
 
 def are_temporal(reader: AvroReader, raw: tuple[str, ...]) -> bool:
-    """Return whether all fields `raw` are dates or timestamps, whose units the schema gives."""
+    """Return whether all fields `raw` are dates or timestamps, with units from the schema."""
     parsed = reader.parse()
     schemas = (_strip_null(parsed, name, _find_field(parsed, name, name))[0] for name in raw)
     return all(pa.types.is_temporal(read_as(schema)) for schema in schemas)

@@ -592,9 +592,9 @@ def _parse_run(
     # failure; `bad` is the number of a value that Arrow has refused.
     #
     # Example: five values, the fourth of them bad, and `max_singles` 1. Arrow refuses all five and
-    # names row 3, so it gets the first three next: they are a block. The bad value is parsed by
-    # itself, and so is the last one, because one value is not worth a call of Arrow. If the second
-    # were bad, it would be near: two values would be parsed one by one, and Arrow would get two.
+    # names row 3, so it gets the first three next: they are a block. Parse the bad value
+    # separately, and so the last one: one value is not worth a call of Arrow. If the second were
+    # bad, it would be near: two values would be parsed one by one, and Arrow would get two.
     position = start
     size = stop - start
     singly = max_singles
@@ -617,7 +617,7 @@ def _parse_run(
                 size = count // 2
                 continue
             if block.row is not None and block.row > max_singles:
-                # Read the rows before the bad one with Arrow, and then the bad one by itself.
+                # Read the rows before the bad one with Arrow, and then the bad one separately.
                 size, bad = block.row, position + block.row
                 continue
             # The bad row is near, or the piece small: read rows one by one, and more next time.

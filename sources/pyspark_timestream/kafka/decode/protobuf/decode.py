@@ -362,7 +362,7 @@ def _plan_message(field: Any, target: pa.DataType) -> FieldPlan:
 def _comes_in_pieces(field: Any) -> bool:
     """Return whether a message may arrive in several pieces, which form one message when joined.
 
-    Those of a oneof and of a map's entry do not: each replaces the one before.
+    Fields of a oneof and of a map's entry do not: each replaces the one before.
     """
     oneof = field.containing_oneof
     return bool(

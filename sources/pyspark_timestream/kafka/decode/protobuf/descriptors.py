@@ -2,7 +2,7 @@
 
 Descriptor sets from a registry, a compiler and Python differ in parts that reading does not need.
 Those parts are removed, and so are Protobuf's own files, which the installed library provides. So
-the same schema has the same fingerprint wherever it was compiled and whatever library reads it.
+the same schema has the same fingerprint from any compiler and in any library.
 """
 
 import base64
