@@ -1,4 +1,4 @@
-"""Build hook: a wheel gets what is compiled where a C compiler is, and is pure where none is."""
+"""Build hook: with a C compiler a wheel gets compiled libraries; without one it is pure."""
 
 import re
 import runpy
@@ -11,13 +11,13 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 BUILD = "build_native.py"
 
 OLDEST_GLIBC = (2, 17)
-"""The oldest that PyPI's tags know for both x86_64 and aarch64."""
+"""The oldest glibc that PyPI's tags know for both x86_64 and aarch64."""
 
 
 def platform_tag(*libraries: Path) -> str:
-    """The platform of a wheel with these: manylinux, by the newest glibc symbol that they need.
+    """The platform of a wheel: manylinux, by the newest glibc symbol that its libraries need.
 
-    PyPI refuses `linux_x86_64`. Without a symbol of glibc (musl) that is the tag all the same.
+    PyPI refuses `linux_x86_64`. Without a symbol of glibc (musl) it is the tag all the same.
     """
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     texts = b" ".join(library.read_bytes() for library in libraries)

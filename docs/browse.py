@@ -1,8 +1,7 @@
 """Looks at the built site as a reader does: `make docs-check`.
 
 A headless Chromium, the machine's own, searches the site and opens every page, on a wide and on a
-narrow screen. What is wrong is printed, and the exit code is 1; pictures of all pages are in
-docs/_build/screenshots for somebody to look at.
+narrow screen. It prints what is wrong and exits with 1; docs/_build/screenshots has pictures of all pages to look at.
 """
 
 import functools
@@ -30,11 +29,11 @@ SEARCHES = {
     "CheckpointMismatch": "reference/errors.html",
     "StorageFailed": "reference/errors.html",
 }
-"""A word -> a page that must be among what the search box finds."""
+"""A word -> a page that the search box must find for it."""
 
 
 FIGURES = "explanation/figures.html"
-"""The page of full tables, which a reader scrolls to the side on a wide screen as well."""
+"""The page of full tables: a reader scrolls it to the side even on a wide screen."""
 
 TOO_WIDE = """scrolls => [...document.querySelectorAll("article table")].flatMap(table => {
     const frame = table.closest(".table-wrapper") ?? table.parentElement;
@@ -65,7 +64,7 @@ def served() -> Iterator[str]:
 
 
 def search(page: Page, root: str) -> Iterator[str]:
-    """Use the search box; yields what it should have found and did not."""
+    """Use the search box; yield what it should have found and did not."""
     for word, expected in SEARCHES.items():
         page.goto(f"{root}/index.html")
         page.fill("input.sidebar-search", word)
@@ -86,7 +85,7 @@ def search(page: Page, root: str) -> Iterator[str]:
 
 
 def look(browser: Browser, root: str, size: dict[str, int], folder: str) -> Iterator[str]:
-    """Open every page at a size and take its picture; yields what is wrong."""
+    """Open every page at a size and take its picture; yield what is wrong."""
     (PICTURES / folder).mkdir(parents=True)
     page = browser.new_page(viewport=size)
     faults: list[str] = []

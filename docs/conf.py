@@ -18,7 +18,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
-# Dashes alone: quotes in options are typed as they are shown.
+# Only dashes: quotes in options are typed as they are shown.
 smartquotes_action = "D"
 # Only what the two packages export has a page; a build fetches no inventories of other projects.
 nitpick_ignore_regex = [("py:.*", r"(?!pyspark_(timestream|tseries)\.\w+$).*")]
@@ -41,7 +41,7 @@ copybutton_line_continuation_character = "\\"
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
-# What a notebook shows is what CI compares with a run of it: integration/docs/test_notebooks.py.
+# CI compares what a notebook shows with a run of it: integration/docs/test_notebooks.py.
 nb_execution_mode = "off"
 
 html_theme = "furo"

@@ -1,6 +1,6 @@
 """The picture of how-to/draw-charts.md, made by the page's own first block.
 
-`python docs/draw_chart.py` draws it anew, when charts have changed; a test compares them.
+`python docs/draw_chart.py` draws it again, when charts have changed; a test compares them.
 """
 
 import re

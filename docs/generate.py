@@ -107,14 +107,14 @@ GROUPS = {
         "Exactly once, and rights": "txnAppId txnVersion principal",
     },
 }
-"""For pages of many options the heading of each group, and its options in order."""
+"""The groups on pages of many options: each heading, and its options in order."""
 
 
 def options(connector: str) -> str:
     """The options of a dataclass by its name, each with a heading of its own, in groups.
 
     Raises:
-        ValueError: an option that is declared has no place in `GROUPS`, or the other way round.
+        ValueError: a declared option has no place in `GROUPS`, or the other way round.
     """
     specs = {spec.name: spec for spec in option_specs(CONNECTORS[connector]).values()}
     groups = GROUPS.get(connector, {})
@@ -155,7 +155,7 @@ def option_entry(spec: OptionSpec) -> str:
 
 
 def sentence(text: str) -> str:
-    """`text` with a capital letter in front and a full stop behind."""
+    """`text` with a capital letter first and a full stop last."""
     return f"{text[0].upper()}{text[1:]}".removesuffix(".") + "."
 
 
@@ -261,7 +261,7 @@ SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
 
 
 def mark_examples(lines: list[str]) -> list[str]:
-    """A docstring's lines, with what stands indented outside of its sections as Python code."""
+    """A docstring's lines; indented lines outside of its sections become Python code."""
     found: list[str] = []
     heading, before = "", "text"
     for line in lines:
@@ -287,7 +287,7 @@ CALLED = ("PunctuatedProducer",)
 def hide_constructor(
     app: Any, kind: str, name: str, thing: Any, options: Any, signature: str, returns: str
 ) -> tuple[str | None, str | None] | None:
-    """Leave out the signature of what a program does not construct."""
+    """Leave out the signature of classes that a program does not construct."""
     is_called = name.rpartition(".")[2] in CALLED
     return None if is_called or kind not in ("class", "exception") else ("", None)
 

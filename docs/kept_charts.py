@@ -1,8 +1,8 @@
-"""Charts and headlines of kept results: what a reader looks at before the full tables.
+"""Charts and headlines of kept results, to look at before the full tables.
 
 A chart has a row for each job: its name, the ratio's spread over the rounds on a logarithmic scale
-with a line at 1, and the median in digits. It is HTML whose places are in per cent, so that it
-fits every screen and follows the theme; without styles its text is a list of names and medians.
+with a line at 1, and the median in digits. It is HTML with positions in per cent, so that it fits
+every screen and follows the theme; without styles its text is a list of names and medians.
 """
 
 import html

@@ -16,7 +16,7 @@ _HEAD: Final = (
 
 
 def exactness(benchmark: str, results: Path = RESULTS) -> str:
-    """The tables of what contenders took, and of the rows that they have wrong."""
+    """The tables of the contenders' times, and of the rows that they have wrong."""
     machines = kept(benchmark, results)
     if not machines:
         return not_measured(benchmark)

@@ -1,7 +1,7 @@
-"""Results of benchmarks, as they are kept in `bench/results/<machine>/<benchmark>.json`, as tables.
+"""Tables of the results of benchmarks kept in `bench/results/<machine>/<benchmark>.json`.
 
-Several machines may have measured the same job. A table shows the machine whose median was the
-worst, for each job: the least ratio where more is better, the greatest where less is.
+Several machines may have measured the same job. For each job a table shows the machine with the
+worst median: the least ratio where more is better, the greatest where less is.
 """
 
 import json
@@ -29,7 +29,7 @@ RESULTS: Final = Path(__file__).parent.parent / "bench/results"
 _NOT_VERSIONS: Final = ("machine", "cpu", "cores", "memory GB", "date", "load")
 _KINDS: Final = {"jvm": "JVM", "python": "Python", "broker": "broker"}
 WHOLE: Final = ("", "whole run", "p50")
-"""The figures of a job that its core seconds stand beside: they are of the whole run."""
+"""The figures beside a job's core seconds: both are of the whole run."""
 
 Kept = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ def kept(benchmark: str, results: Path = RESULTS) -> dict[str, Kept]:
 
 
 def worst_jobs(machines: Mapping[str, Kept]) -> list[tuple[str, Kept]]:
-    """Each job of any machine, in its order, with the machine whose median ratio is the worst."""
+    """Each job of any machine, in its order, with the machine of the worst median ratio."""
     found: dict[tuple[Any, ...], list[tuple[str, Kept]]] = {}
     for machine, measured in machines.items():
         for job in measured["jobs"]:
@@ -79,14 +79,14 @@ def counts(benchmark: str, results: Path = RESULTS) -> str:
 
 
 def faults(campaign: str, results: Path = RESULTS) -> str:
-    """The table of a campaign's faults: what operators saw of each, and until it went on."""
+    """The table of a campaign's faults: what operators saw of each, and when it went on."""
     machines = kept(campaign, results)
     rows = [_fault_row(kind) for measured in machines.values() for kind in measured["kinds"]]
     return _table(rows, machines)
 
 
 def fault_counts(campaign: str = "chaos", results: Path = RESULTS) -> str:
-    """How many faults hit, by how many seeds, and what was checked after them."""
+    """How many faults hit, with how many seeds, and what was checked after them."""
     measured = list(kept(campaign, results).values())
     hit = sum(each["faults"]["hit"] for each in measured)
     whole = sum(each["faults"]["hit on whole chains"] for each in measured)
@@ -102,7 +102,7 @@ def fault_counts(campaign: str = "chaos", results: Path = RESULTS) -> str:
 _BY_ITSELF: Final = (
     "frozen", "deleted", "clock", "together", "executor", "Python worker", "of three brokers",
 )  # fmt: skip
-"""Faults after which nobody has to do anything if nothing was told."""
+"""Faults that need no action if they told nothing."""
 
 
 def long_runs(benchmark: str = "long_query", results: Path = RESULTS) -> str:
@@ -187,9 +187,9 @@ def format_ratio(value: float) -> str:
 
 
 def _middle(job: Kept, contender: str) -> str:
-    """The median of what a contender took, to three digits or the whole number.
+    """The median of a contender's figure, to three digits or the whole number.
 
-    Of core seconds, where the job has rows, it is the rows that a core does in a second.
+    If the job has rows, core seconds become rows a second of a core.
     """
     took = statistics.median(job["took"][contender])
     if job.get("figure") == "core s" and job["rows"]:
@@ -217,7 +217,7 @@ def _cores(job: Kept, contender: str) -> str:
 
 
 def _memory(job: Kept, contender: str) -> str:
-    """The peak of all processes together; of an older result, of the largest of each kind."""
+    """The peak of all processes together; in an older result, the largest of each kind."""
     peaks = job.get("memory_mb", {}).get(contender, {})
     if "all" in peaks:
         return f"{peaks['all']:,.0f}"
@@ -225,7 +225,7 @@ def _memory(job: Kept, contender: str) -> str:
 
 
 def _table(rows: list[dict[str, str]], machines: Mapping[str, Kept]) -> str:
-    """Columns that have something in any row; the machine only where there are several."""
+    """Columns with something in any row; the machine only if there are several."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     shown = [
         name
@@ -239,7 +239,7 @@ def _table(rows: list[dict[str, str]], machines: Mapping[str, Kept]) -> str:
 
 
 def _facts(machine: str, measured: Kept) -> list[str]:
-    """The machine, the command, and the versions of all that took part."""
+    """The machine, the command, and the versions of everything that took part."""
     given = measured["versions"]
     versions = ", ".join(
         f"{name} {value}" for name, value in given.items() if name not in _NOT_VERSIONS

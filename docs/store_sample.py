@@ -1,7 +1,7 @@
 """The worked example of explanation/store-format.md: made by its commands, written into its blocks.
 
-`python docs/store_sample.py` writes the blocks after comments `<!-- sample: NAME -->` anew, when
-the format has changed. `tests/test_store_format.py` compares them with what the code makes.
+`python docs/store_sample.py` rewrites the blocks after comments `<!-- sample: NAME -->` when the
+format has changed. `tests/test_store_format.py` compares them with what the code makes.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ SAMPLE = re.compile(
 )
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LONG = 200
-"""A text of JSON with more characters is shown as `...` where an entry is shown by its keys."""
+"""In an entry shown by its keys, a text of JSON with more characters becomes `...`."""
 
 
 def programs(page: str) -> list[str]:
@@ -42,7 +42,7 @@ def samples(page: str) -> dict[str, str]:
 
 
 def make(place: Path, page: str) -> dict[str, str]:
-    """What the blocks hold of the store that the commands of the page make at `place`."""
+    """What the blocks show of the store that the page's commands make at `place`."""
     session: dict[str, Any] = {}
     write, go_on = (each.replace(PLACE, str(place)) for each in programs(page)[:2])
     exec(write, session)

@@ -1,7 +1,7 @@
 """The counts of the page "How it is tested", read from the tests themselves when the site is built.
 
 Nothing is run: the tests are parsed. A test belongs to a kind by its name, its decorators or what
-it uses, so a test that is added or goes is counted without a further line.
+it uses, so added and removed tests count without further code.
 """
 
 import ast
@@ -30,13 +30,13 @@ READERS: Final = {
     "opentelemetry": "OpenTelemetry's SDK",
     "polars": "Polars",
 }
-"""Foreign libraries that read what we write, or write what we read, by the name of the import."""
+"""Foreign libraries that read our files or write ours to read, by the name of the import."""
 
 ENGINES: Final = ("trill", "pravega", "flink", "hazelcast", "kafka_streams")
-"""Whose cases tests name after `test_`, with the number of the case."""
+"""Systems that tests take cases of: their names after `test_` have the case's number."""
 
 SPLITS: Final = "split or _cut or slice or _blocked"
-"""The words of tests whose input is cut anywhere."""
+"""Words in the names of tests that cut their input anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def lines(path: Path) -> list[str]:
 
 @cache
 def nodes() -> dict[Path, tuple[ast.AST, ...]]:
-    """What is asked of their syntax: functions, imports and named arguments."""
+    """What we need of their syntax: functions, imports and named arguments."""
     kinds = (ast.FunctionDef, ast.Import, ast.ImportFrom, ast.keyword)
     return {
         path: tuple(node for node in ast.walk(module) if isinstance(node, kinds))
@@ -111,7 +111,7 @@ def named(words: str) -> list[Test]:
 
 
 def generated(found: Iterable[Test]) -> str:
-    """Of these tests, those whose cases Hypothesis makes: how many tests, and cases."""
+    """The tests of these that take their cases from Hypothesis: how many, and how many cases."""
     mine = [test for test in found if test.is_generated]
     cases = sum(test.examples for test in mine)
     return f"{len(mine):,} tests, {cases:,} cases at full length"
@@ -150,7 +150,7 @@ def repeated(value: ast.expr) -> tuple[int, int] | None:
 
 
 def constants(prefix: str) -> Iterator[tuple[int, int]]:
-    """Short and full numbers of the modules' constants whose name begins so."""
+    """Short and full numbers of the modules' constants with names that begin so."""
     for module in modules().values():
         for node in module.body:
             target = node.targets[0] if isinstance(node, ast.Assign) else None
@@ -161,7 +161,7 @@ def constants(prefix: str) -> Iterator[tuple[int, int]]:
 
 
 def arguments(name: str) -> Iterator[tuple[int, int]]:
-    """Short and full numbers that are given as the argument `name` of a call."""
+    """Short and full numbers given as the argument `name` of a call."""
     for path, found in nodes().items():
         if path.stem == "test_harness":
             continue  # It tests the tests' own kills.
@@ -180,7 +180,7 @@ def kills() -> str:
 
 
 def number(prefix: str) -> str:
-    """The one constant whose name begins so, short and full."""
+    """The one constant with a name that begins so, short and full."""
     ((short, full),) = constants(prefix)
     return f"{full:,}" if short == full else f"{short:,} in a short run, {full:,} at full length"
 
@@ -214,7 +214,7 @@ def readers() -> str:
 
 
 def value_of(module: str, name: str) -> Any:
-    """What the module of tests, which imports nothing of the packages, calls `name`."""
+    """The object `name` of a module of tests, which imports nothing of the packages."""
     (path,) = (path for path in modules() if path.stem == module)
     spec = importlib.util.spec_from_file_location(module, path)
     assert spec is not None
@@ -244,7 +244,7 @@ def seconds_of_fuzzing() -> float:
 
 
 def cited() -> str:
-    """Tests by whose case they repeat."""
+    """Tests by the system that their case comes from."""
     counts = {
         name: sum(bool(re.match(rf"test_{name}_\d", test.name)) for test in tests())
         for name in ENGINES
@@ -271,7 +271,7 @@ def mutants() -> str:
 
 
 def simulated() -> str:
-    """How long seeds are simulated, what that has found, and the longest run."""
+    """How long seeds are simulated, what this has found, and the longest run."""
     ((shards, _),), ((short, in_ci),) = constants("SHARDS"), constants("SIMULATION_SECONDS")
     kept, run = (value_of("kept_seeds", name) for name in ("KEPT", "LONG_RUN"))
     planted = sum("@bug" in line for line in lines(ROOT / "tests/simulation/test_planted_bugs.py"))
