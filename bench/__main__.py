@@ -37,7 +37,7 @@ from sizes import SKIPPED, size
 HERE: Final = Path(__file__).parent
 LIMIT_S: Final = float(os.environ.get("BENCH_LIMIT_S", size(3600, 180)))
 QUICK_S: Final = 580
-"""What all small benchmarks together may take; the last of them needs time to end its broker."""
+"""Seconds for all small benchmarks together; the last of them needs time to end its broker."""
 
 FIRST_QUICK: Final = (
     "kafka_source",
@@ -89,7 +89,7 @@ COMPARISONS: Final = (
 
 
 def main() -> None:
-    """Print what is compared where, then the rows as they come, and in the end what failed."""
+    """Print the heading, then the rows as they come, and in the end what failed."""
     wanted = sys.argv[1:] or size(list(COMPARISONS), quick_order())
     if unknown := set(wanted) - set(COMPARISONS):
         raise SystemExit(f"no such benchmark: {unknown}; there are {', '.join(COMPARISONS)}")
@@ -98,7 +98,7 @@ def main() -> None:
     place = results_folder()
     environment = environment_for(place)
     failures, left_out = [], []
-    # Benchmarks that are named take the time that they need.
+    # Named benchmarks take the time that they need.
     end_s = time.monotonic() + (math.inf if sys.argv[1:] else size(math.inf, QUICK_S))
     for name in wanted:
         began = time.monotonic()
@@ -149,8 +149,8 @@ def script_of(name: str) -> Path:
 
 
 def failure(script: Path, environment: dict[str, str], limit_s: float) -> str | None:
-    """Run a benchmark; why it failed, with the end of what it said."""
-    # A file, since what outlives a killed benchmark would hold a pipe open.
+    """Run a benchmark; return why it failed, with the end of its output."""
+    # A file, since a process that outlives a killed benchmark would hold a pipe open.
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         child = subprocess.Popen(
             [sys.executable, str(script)], stderr=said, env=environment, start_new_session=True
@@ -168,7 +168,7 @@ def failure(script: Path, environment: dict[str, str], limit_s: float) -> str | 
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of a benchmark: itself, and what it has started."""
+    """End a benchmark and the processes that it has started."""
     family = []
     if child.poll() is None:
         family = psutil.Process(child.pid).children(recursive=True)

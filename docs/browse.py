@@ -1,7 +1,8 @@
 """Looks at the built site as a reader does: `make docs-check`.
 
 A headless Chromium, the machine's own, searches the site and opens every page, on a wide and on a
-narrow screen. It prints what is wrong and exits with 1; docs/_build/screenshots has pictures of all pages to look at.
+narrow screen. It prints what is wrong and exits with 1; docs/_build/screenshots has pictures of all
+pages to look at.
 """
 
 import functools

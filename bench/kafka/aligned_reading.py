@@ -45,7 +45,7 @@ def records() -> Iterator[Record]:
 
 
 def run(bootstrap: str, topic: str, skew: str) -> dict[str, Any]:
-    """One run to the end: the windows that it counted, and what its batches took."""
+    """One run to the end: the windows that it counted, and the times of its batches."""
     settings = {"spark_sql_streaming_numRecentProgressUpdates": "1000"}
     spark = local_spark("aligned reading", spark_driver_memory="2g", **settings)
     options = {
@@ -96,7 +96,7 @@ def run_apart(kafka: Broker, topic: str, skew: str) -> tuple[dict[str, Any], dic
 
 
 def measure(kafka: Broker) -> list[Comparison]:
-    """One run each way, as a row for each thing that was measured."""
+    """One run each way, as a row for each figure."""
     topic = kafka.create_topic(None, 4)
     rows = kafka.produce(topic, records())
     done, peaks = {}, {}

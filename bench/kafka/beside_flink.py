@@ -1,8 +1,8 @@
 """Kafka -> noop and Kafka -> JSON -> one-minute windows, beside Flink's SQL on the same topic.
 
 Both read a topic from its start to its end, again and again, Flink in a mini cluster that goes on
-and ours in a session that goes on; each in a process of its own, in turns. What is compared is the
-whole run, as its user waits for it. Windows are of a minute, released by watermarks (Flink) or CTIs
+and ours in a session that goes on; each in a process of its own, in turns. The whole run is
+compared, as its user waits for it. Windows are of a minute, released by watermarks (Flink) or CTIs
 (ours) a second behind the newest event of a partition, and at the topic's end. Before that the rows
 of both are compared: the records with their offsets and bytes, or the windows with what is in them.
 

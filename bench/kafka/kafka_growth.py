@@ -31,7 +31,7 @@ MEMORY_ROUNDS = size(ROUNDS, 1)
 
 
 def batch_of(bootstrap: str, topic: str, count: int, per: int) -> Done:
-    """What a batch of `count` records takes for each `per` of them."""
+    """The time of a batch of `count` records for each `per` of them."""
     done = one_batch(timestream(*here(bootstrap), topic), count, extra=0.01)
     return Done(done.took * per / count, {"every record": True, "path": path_taken()})
 
@@ -60,7 +60,7 @@ def speed(kafka: Broker, topics: dict[int, str]) -> Comparison:
 
 
 def memory(kafka: Broker, topic: str) -> Comparison:
-    """What a task holds, each time in workers that have read nothing before."""
+    """The memory of a task, each time in workers that have read nothing before."""
     pairs = []
     for _ in range(MEMORY_ROUNDS):
         with Apart() as apart:

@@ -1,7 +1,7 @@
 """Kafka -> noop and Kafka -> JSON -> one-minute windows, against Spark's own Kafka source.
 
-Ours comes twice: with the native reader, and without it (`TIMESTREAM_NATIVE`); which of the two the
-workers have used is looked up in what they have loaded. All read the same topic in one batch, in
+Ours comes twice: with the native reader, and without it (`TIMESTREAM_NATIVE`); the libraries that
+the workers have loaded show which of the two they used. All read the same topic in one batch, in
 turns, each in a session of its own. Before that all deliver the same records, which is checked by
 their number, offsets and values, or by the fields and times that were parsed.
 
@@ -43,8 +43,9 @@ WITHOUT_NATIVE: Final = os.environ.get("BENCH_WITHOUT_NATIVE", size("1", "0")) =
 COLD_ROUNDS: Final = 5
 
 WAITS_LESS: Final = {"kafka.fetch.max.wait.ms": "5"}
-"""Of Spark's source, as ours by default. With Kafka's default its tasks wait half a second or more
-for what a consumer has asked for beyond their range: ten minutes for 1,000 partitions."""
+"""A setting for Spark's source, as ours by default. With Kafka's default, when a consumer has asked
+beyond a task's range, the task waits half a second or more for the answer: ten minutes for 1,000
+partitions."""
 
 JSON = "device long, reading double"
 
@@ -178,7 +179,7 @@ def run(way: str, settings: str, job: str, bootstrap: str, topic: str, count: in
 
 
 def run_cold(*given: Any) -> Done:
-    """The same with the start of the session, which is a figure as well."""
+    """The same with the start of the session as one more figure."""
     began = time.perf_counter()
     done = run(*given)
     whole_s = time.perf_counter() - began

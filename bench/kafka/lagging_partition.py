@@ -39,11 +39,11 @@ PICTURE = ROOT / "docs" / "pictures" / "lagging-partition.svg"
 DELAY = "5 minutes"
 RECORDS_PER_BATCH = 2_000
 NEXT_DAY_MS = 1_767_312_000_000
-"""2026-01-02T00:00:00Z: a trip of then lets Spark release the last windows of the day before."""
+"""2026-01-02T00:00:00Z: a trip at this time releases the last windows of the day before."""
 
 
 def measure(spark: SparkSession, kafka: Broker, place: Path) -> dict[str, Any]:
-    """What each query counted, and where its time was after each batch."""
+    """What each query counted, and its time after each batch."""
     given = make_trips()
     kafka.create_topic(DEMO_TOPIC, len(STATIONS))
     kafka.produce(DEMO_TOPIC, map(record, given))

@@ -137,7 +137,7 @@ def labels(
     others: Sequence[str],
     series: Mapping[str, Sequence[str]],
 ) -> Iterable[str]:
-    """The names of lines, where there is room beside them: the lines rise."""
+    """The names of lines, in the room beside them: the lines rise."""
 
     def beside(name: str, share: float) -> tuple[float, float]:
         number = round(share * (len(series["spark"]) - 1))

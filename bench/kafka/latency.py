@@ -1,8 +1,8 @@
 """Trigger latency: from a record's produce to the commit of the batch that has it, noop sink.
 
 One partition, 100 records a second; Spark's own Kafka source and ours, in a session with Spark's
-defaults and in one as docs/how-to/low-latency.md says. When a batch was committed Spark's
-commit log says, and which records it has its offset log, for both sources alike.
+defaults and in one as docs/how-to/low-latency.md says. For both sources, Spark's commit log says
+when a batch was committed, and its offset log which records it has.
 
 And a query's start: from `start()` to the commit of its first records, in a session that has run
 both sources before; BENCH_STARTS (default 20) of each, in turns, the median and the worst.
@@ -49,7 +49,7 @@ Seconds = npt.NDArray[np.float64]
 
 def latencies(frame: DataFrame, kafka: Broker, topic: str) -> tuple[Seconds, dict[str, float]]:
     """The latency of each record after the first ones, and where a batch spent its time (ms)."""
-    # In memory: how busy the disk of a shared machine is has nothing to do with the sources.
+    # In memory: the load on a shared machine's disk has nothing to do with the sources.
     with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as place:
         checkpoint = Path(place)
         writer = frame.writeStream.format("noop").option("checkpointLocation", place)

@@ -2,7 +2,7 @@
 
 `DEVICES` report every `EVERY_S` of event time, which began with `START_S` at the wall clock's BEGAN
 and passes SPEED times as fast. A reading may come up to `LATEST` reports late, out of order. It
-goes on until it is ended, and keeps nothing, so that its memory is no part of what a run measures.
+goes on until it is ended, and keeps nothing, so that its memory does not distort the run.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""A week in one query: whether its last quarter takes and holds what its second one did.
+"""A week in one query: whether its last quarter takes and holds no more than its second one.
 
 Devices report to a topic; its broker keeps only the last records. Event time passes faster than the
 clock. The query counts by device and minute, CTIs release the windows, and a store with a retained
-range of half a day keeps them, merges its files and removes old ones. So a day holds what every
-other day does, and all that grows is a leak. Samples are taken all the time:
+range of half a day keeps them, merges its files and removes old ones. So every day holds the same,
+and all growth is a leak. Samples are taken all the time:
 
 - the memory, threads and open files of the driver, of Spark's process of the source, of the largest
   worker and of all processes but the broker and the producer; the JVM's heap after a collection,
@@ -67,8 +67,8 @@ SOURCE: Final = "python_streaming_source_runner"
 
 FEW_FILES: Final = Allowed(0.1, 40)
 REMOVED_FILES: Final = Allowed(0.1, 40 if HOURS >= 4 else MAX_KEPT_SMALL_FILES)
-"""Files that left the store stay for up to an hour, and so their number still rises in the second
-quarter of a run of less than four."""
+"""Files that left the store stay for up to an hour, so their number still rises in the second
+quarter of a run of less than four hours."""
 
 MEMORY: Final = Allowed(0.1, 10)
 ALLOWED: Final[Mapping[str, Allowed]] = {
@@ -93,8 +93,8 @@ ALLOWED: Final[Mapping[str, Allowed]] = {
     "slowest batch ms": Allowed(0.5, 1000),
     "behind s": Allowed(0.2, 1),
 }
-"""How far each quantity may rise. What a machine does beside the run moves the slowest batch of
-a sample, so that it may rise by more; files come and go with each round of maintenance."""
+"""How far each quantity may rise. Other load on the machine moves the slowest batch of a sample, so
+that it may rise by more; files come and go with each round of maintenance."""
 
 
 def begin(spark: SparkSession, kafka: Broker, topic: str, place: Path) -> StreamingQuery:
@@ -210,12 +210,12 @@ def producing(kafka: Broker, topic: str, began_s: float) -> Iterator[subprocess.
 
 
 def run(kafka: Broker, place: Path, samples: list[dict[str, float]]) -> dict[str, Any]:
-    """Run the query for `HOURS`, appending to `samples`; what it has done.
+    """Run the query for `HOURS`, appending to `samples`; return what it has done.
 
     Raises:
         SystemExit: the query failed, or the store lacks something.
     """
-    # The oldest records go, as they do with every broker: a partition keeps some hours.
+    # The oldest records go, as with every broker: a partition keeps some hours.
     topic = kafka.create_topic(None, 4, retention_bytes=8_000_000, segment_bytes=2_000_000)
     TimeSeries.create(
         place / "store", {"reports": pa.int64(), "most": pa.float64()},
@@ -260,7 +260,7 @@ def run(kafka: Broker, place: Path, samples: list[dict[str, float]]) -> dict[str
 
 
 def broker_mb() -> float:
-    """The broker's memory, which is no part of what is judged."""
+    """The broker's memory, which is not judged."""
     children = psutil.Process().children(recursive=True)
     return sum(
         each.memory_info().rss / 1e6
@@ -270,7 +270,7 @@ def broker_mb() -> float:
 
 
 def check(store: Path) -> dict[str, Any]:
-    """That all reports of each minute in the store were counted; how much it has seen.
+    """Check that all reports of each minute in the store were counted; return how many it has seen.
 
     Raises:
         SystemExit: they were not, or the store is damaged.

@@ -1,9 +1,9 @@
 """Core time that Spark takes for a row of any Python data source, even one that does nothing.
 
 A source that sends blocks made beforehand is read in batches into `noop`, with all columns of the
-Kafka transport and with some. Beside it stands what reading the records and making their rows
-costs: the reader and the task of the transport, run without Spark. Below the sum of both no Python
-source over Kafka can come.
+Kafka transport and with some. Beside it stands the cost of reading the records and making their
+rows: the reader and the task of the transport, run without Spark. No Python source over Kafka can
+cost less than the sum of both.
 """
 
 import statistics

@@ -138,6 +138,6 @@ def compare_starts(session: str, ways: Mapping[str, Contender], warm_up: int) ->
 
 
 if __name__ == "__main__":
-    # The session's settings say which home a contender has.
+    # The session's settings name a contender's Spark home.
     os.environ.pop("SPARK_HOME", None)
     report(__file__, measure())

@@ -62,7 +62,7 @@ def core_s(pid: int) -> float:
 
 @contextmanager
 def watching(checkpoint: Path) -> Iterator[int]:
-    """The process of the command, while a client has its page open and has seen it once."""
+    """The process of the command, with a client that keeps its page open and has seen it once."""
     command = [sys.executable, "-m", "pyspark_timestream", "watch", "--port", "0", str(checkpoint)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
         assert page.stdout is not None

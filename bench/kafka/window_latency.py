@@ -1,4 +1,4 @@
-"""From a record's time to that of the count which has it, Kafka to Kafka: Spark's own benchmark.
+"""From a record's time to the time of its count, Kafka to Kafka: Spark's own benchmark.
 
 In the shape of Spark's `RTMKafkaWindowAggregationBenchmark`: 1,000 records a second with 1,000 keys
 in 5 partitions, counted by key and minute in update mode, triggers as fast as they come, Spark's

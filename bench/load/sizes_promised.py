@@ -1,7 +1,7 @@
-"""The sizes that are promised, and what each may take at most.
+"""The promised sizes, and the most that each may take.
 
-The bounds are about twice what a machine of two cores has taken, so that a slower one keeps them as
-well, and what grows with the square of a size does not.
+The bounds are about twice the figures of a machine with two cores: a slower one keeps them as
+well, but code with a cost that grows with the square of a size does not.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Size:
     """A size, and its bounds.
 
     Attributes:
-        what: what is so many, `{}` being the number.
+        what: what is counted, with `{}` for the number.
         count: how many; a small run has fewer.
         core_s: seconds of cores that the whole job may take, with the start of its session.
         python_mb: the largest process of Python: the driver's program, Spark's process of the

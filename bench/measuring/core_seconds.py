@@ -47,12 +47,12 @@ class CoreSeconds:
         }
         spent = _add_by_kind(after)
         spent.subtract(_add_by_kind(before))
-        # What ended is its parent's from then on, which may be of another kind.
+        # The time of an ended process then counts for its parent, which may be of another kind.
         self.by_kind = {kind: round(each, 2) for kind, each in spent.items() if each > 0}
 
 
 class _Process(NamedTuple):
-    """What a process has taken so far.
+    """The core time of a process so far.
 
     Attributes:
         kind: of `CoreSeconds`.
@@ -68,14 +68,14 @@ class _Process(NamedTuple):
 
 
 _Name = tuple[int, str]
-"""The number of a process, which another one may have later, and when it started."""
+"""The id of a process, which another one may get later, and when it started."""
 
 
 def _add_by_kind(processes: dict[_Name, _Process]) -> Counter[str]:
     found: Counter[str] = Counter()
     for each in processes.values():
         found[each.kind] += each.own_s
-        # What the JVM has started and has ended was Python, or a command of Hadoop's.
+        # A process that the JVM has started, and that ended, was Python or a command of Hadoop's.
         found["python" if each.kind == "jvm" else each.kind] += each.ended_s
     return found
 

@@ -97,11 +97,11 @@ class Flink:
 
 
 def kafka_table(name: str, columns: str, bootstrap: str, topic: str, **options: str) -> list[str]:
-    """Statements that make a table of a topic, which is read from its start to its present end.
+    """Statements that make a table of a topic, read from its start to its present end.
 
     Args:
         name: the table's.
-        columns: their definitions, and that of the watermark.
+        columns: their definitions, and the watermark's.
         bootstrap: the broker's address.
         topic: the topic's name.
         options: of the connector, with _ for a point; the values are JSON unless they say else.

@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on, and the versions of all that takes part."""
+"""The machine that a benchmark runs on, and the versions of everything that takes part."""
 
 import importlib.metadata
 import os
@@ -23,7 +23,7 @@ _PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "confluent-kafka", "deltalake
 
 
 def machine_name() -> str:
-    """The name under which results are kept: BENCH_MACHINE, else the processor and its cores.
+    """The name for keeping results: BENCH_MACHINE, else the processor and its cores.
 
     Raises:
         SystemExit: the name is not one of a folder.
@@ -89,7 +89,7 @@ def _librdkafka() -> str:
 
 
 def _commit() -> str:
-    """What is checked out; `-dirty` where files differ, other than results of this very run."""
+    """The commit that is checked out; `-dirty` if files differ, other than results of this run."""
     commit = _git("describe", "--always")
     changed = _git("status", "--porcelain", "-uno", "--", ":/", ":(exclude,top)bench/results")
     return f"{commit}-dirty" if changed else commit

@@ -17,7 +17,7 @@ ARTIFACTS = (
     ("org.apache.kafka", "kafka-clients", "3.9.2"),
     ("org.apache.commons", "commons-pool2", "2.12.1"),
 )
-# Of Spark 4.1, the last release that it was published with, and runs on 4.3.
+# From Spark 4.1, the last release that published it; it runs on 4.3.
 AVRO_ARTIFACTS = (("org.apache.spark", "spark-avro_2.13", "4.1.1"),)
 
 

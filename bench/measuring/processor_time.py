@@ -1,8 +1,8 @@
-"""Comparisons by processor time, in turns: a mechanism beside what would be there without it.
+"""Comparisons by processor time, in turns: a mechanism beside the code that it replaces.
 
 All threads count, and nothing else runs in the process (`side_by_side.compare` looks at the
-memory meanwhile). The peer is the simpler way, so a ratio below 1 is what the mechanism saves.
-`report_parts` keeps the rows, what was counted instead of timed, the processor and its load.
+memory meanwhile). The peer is the simpler way, so a ratio below 1 shows the saving. `report_parts`
+keeps the rows, the counts of things that are not timed, the processor and its load.
 """
 
 import json
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 def in_turns(job: str, ways: Mapping[str, Work], rows: int, rounds: int = ROUNDS) -> Comparison:
-    """What each of `ways` takes of the processor, the peer first, after a round that warms up.
+    """The processor time of each of `ways`, the peer first, after a round that warms up.
 
     Raises:
         SystemExit: two runs did not do the same work.
@@ -63,7 +63,7 @@ def report_parts(script: str, parts: Mapping[str, Part]) -> None:
         print(heading(), flush=True)
     PLACE.mkdir(parents=True, exist_ok=True)
     path = PLACE / f"{Path(script).stem}.json"
-    # Not `jobs`: the page of results has those against peers.
+    # Not `jobs`: the page of results shows jobs against peers.
     kept = json.loads(path.read_text()) if path.exists() else {"mechanisms": {}}
     for name in chosen("BENCH_PARTS", tuple(parts)):
         measured: dict[str, Any] = {"began": machine(), "comparisons": []}

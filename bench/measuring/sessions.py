@@ -3,8 +3,8 @@
     with Apart(TIMESTREAM_NATIVE="0") as apart:
         compare("a job", {"peer": theirs, "timestream": apart.contender(run, "a job")})
 
-What warms up in one JVM, or stays in its heap, is then no other contender's. The processes are
-there all the time and take turns. A job is a function of the script, its arguments can be pickled.
+So no contender profits from another one's warm JVM, or suffers from its heap. The processes live
+all the time and take turns. A job is a function of the script, and its arguments can be pickled.
 """
 
 import multiprocessing
@@ -40,7 +40,7 @@ class Apart:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is not None:
-            # What it does now is wanted no more, and may take for ever.
+            # Its present work is not wanted any more, and may take for ever.
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self._pool.shutdown(cancel_futures=True)
@@ -59,7 +59,7 @@ class Apart:
 
 
 def _told(job: Callable[..., Any], *given: Any) -> Any:
-    # Many of Spark's exceptions cannot be pickled, and then say nothing of what happened.
+    # Many of Spark's exceptions cannot be pickled, and would not tell what happened.
     try:
         return job(*given)
     except Exception:
@@ -109,7 +109,7 @@ class Fresh:
 
     @property
     def pid(self) -> int:
-        """Of the process of the next run, which begins with this question."""
+        """The id of the process of the next run; asking for it starts the process."""
         self.__exit__(None, None, None)
         self._apart = Apart()
         return self._apart.pid
@@ -122,5 +122,5 @@ class Fresh:
 
 
 def path_taken() -> str:
-    """How the Python workers of this process have read Kafka: by the code they have loaded."""
+    """How the Python workers of this process have read Kafka, by the code they have loaded."""
     return "native" if workers_with(os.getpid(), "/native_reader.so") else "python"

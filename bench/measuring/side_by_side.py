@@ -123,7 +123,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Comparison":
-        """What `to_json` wrote, of any version; of several figures it has only its own."""
+        """Read what any version of `to_json` wrote; of several figures it has only its own."""
         names = ("job", "took", "rows", "unit", "work", "memory_mb", "core_s", "figure")
         return cls(**{name: value[name] for name in names if name in value})
 
@@ -146,7 +146,7 @@ def compare(
         unit: of `Done.took`.
         rounds: how many rounds are measured.
         warm_up: how many rounds are not, before those.
-        checks: name -> what the contender's result is, where finding out would cost.
+        checks: name -> a function that returns the contender's result, if this is expensive.
 
     Raises:
         SystemExit: two runs did not do the same work.
@@ -247,12 +247,12 @@ def report(script: str, comparisons: Iterable[Comparison], place: Path = _PLACE)
     for comparison in comparisons:
         print(rows_of(comparison), flush=True)
         jobs.append(comparison.to_json())
-        # Each time, since what comes next may fail or be ended.
+        # Each time, since the next row may fail or be ended.
         _keep(script, kept, place)
 
 
 def report_table(script: str, rows: Iterable[Mapping[str, Any]], **more: Any) -> None:
-    """Print rows of what was counted as they come, and keep all; each has the same columns.
+    """Print rows of counts as they come, and keep all; each has the same columns.
 
     `more` is kept beside them.
     """

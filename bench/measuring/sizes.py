@@ -9,7 +9,7 @@ __all__ = ["QUICK", "ROUNDS", "SKIPPED", "WARM_UP", "chosen", "records", "size",
 T = TypeVar("T")
 
 SKIPPED: Final = 77
-"""The exit code of a benchmark that says why this machine cannot run it."""
+"""The exit code of a benchmark that this machine cannot run; it says why."""
 
 QUICK: Final = os.environ.get("BENCH_QUICK") == "1"
 """Whether all benchmarks together may take ten minutes, on two cores."""
@@ -57,4 +57,4 @@ def chosen(
 
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", size(5, 2)))
 WARM_UP: Final = size(3, 1)
-"""Rounds until contenders in a JVM have met its last compiler."""
+"""After so many rounds, a JVM's last compiler has compiled a contender."""

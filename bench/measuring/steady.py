@@ -1,9 +1,9 @@
-"""Whether a quantity that was sampled over a long run stays as it is, or grows.
+"""Whether a quantity sampled over a long run stays as it is, or grows.
 
 Two figures judge it, and neither is moved by a few samples that are high, such as the files just
-before a compaction: the median of the last quarter of the run beside that of the second, and what
-the line through the second half rises by over that half. Its slope is the median of the slopes
-between all pairs of samples (Theil and Sen). The first quarter warms up, and does not count.
+before a compaction: the median of the run's last quarter beside the second quarter's, and the rise
+of the line through the second half. Its slope is the median of the slopes between all pairs of
+samples (Theil and Sen). The first quarter warms up, and does not count.
 """
 
 import statistics
@@ -35,7 +35,7 @@ class Course(NamedTuple):
     Attributes:
         second: the median of the run's second quarter.
         last: the median of its last quarter.
-        rise: what the line through the second half rises by over that half; negative if it falls.
+        rise: the rise of the line through the second half; negative if it falls.
         most: the greatest sample.
         room: how far `last` may be above `second`, and the line rise.
     """

@@ -29,7 +29,7 @@ def install(place: Path = _ENVIRONMENT, package: str = f"kafkarrow=={VERSION}") 
     """The Python of an environment that has `package`, which is made if it is not there.
 
     Raises:
-        NotInstalled: pip could not; the last lines of what it said.
+        NotInstalled: pip could not; the last lines of its output.
     """
     python, done = place / "bin" / "python", place / f".{package}"
     if not done.exists():

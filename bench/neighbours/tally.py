@@ -1,4 +1,4 @@
-"""A tally of records: what every reader of a topic has to agree on.
+"""A tally of records, which every reader of a topic must agree on.
 
 It is imported in environments that have nothing but pyarrow.
 """
@@ -12,7 +12,7 @@ __all__ = ["Tally"]
 
 
 class Tally:
-    """Counts records and adds up what they have; with `contents` also the checksums of their bytes.
+    """Counts records and adds up their fields; with `contents` also checksums of their bytes.
 
     Attributes:
         sums: `records`, and the sums of `offsets`, of `timestamps` in ms, and of the lengths of

@@ -3,9 +3,9 @@
 Six queries (`queries`) over topics of the generator's events (`events`), by Spark's own Kafka
 source, by Flink where it is installed (`flink`), and by ours; q5 also with its counts folded in our
 source (`folded`). Each is a bounded run, in batches of
-20 seconds of event time, in a session that has run it before. What is compared is Nexmark's own
-metric, the seconds of processors in all of a contender's processes, and the whole run from
-`start()` to its end. The broker's processor time is not counted.
+20 seconds of event time, in a session that has run it before. We compare Nexmark's own metric, the
+seconds of processors in all of a contender's processes, and the whole run from `start()` to its
+end. The broker's processor time is not counted.
 
 Before that each contender's rows are written down and compared with DuckDB's (`answers`).
 

@@ -1,8 +1,8 @@
-"""DuckDB's answers to the six queries, and how those of a contender differ from them.
+"""DuckDB's answers to the six queries, and how a contender's differ from them.
 
 DuckDB reads the events' files, not the topic: all at once, without time or order. A row of DuckDB's
-that is not there is `missing`; one that is there again is `doubled`. A row that DuckDB has not made
-is `changed` where one of the same KEYS is missing, and both count as that one; otherwise it is
+that a contender lacks is `missing`, and one that it has twice `doubled`. A row that DuckDB did not
+make is `changed` if one with the same KEYS is missing, and both count as one; otherwise it is
 `made_up`. Closing events are in no answer.
 """
 
@@ -169,7 +169,7 @@ def differences(
 
 
 def lost_bids(connection: duckdb.DuckDBPyConnection) -> float:
-    """For q11, after `differences`: which part of all bids is in no session."""
+    """For q11, after `differences`: the share of all bids that are in no session."""
     sums = "(SELECT coalesce(sum(bids), 0) FROM {})"
     text = f"SELECT 1 - {sums.format('found')} / {sums.format('wanted')}"
     return float(connection.execute(text).fetchall()[0][0])

@@ -28,7 +28,7 @@ class Contender(Protocol):
     Attributes:
         pid: the process that it and all that it starts descend from.
         formats: of the topics that it can read.
-        queries: those that it takes part in.
+        queries: the queries that it takes part in.
     """
 
     pid: int
@@ -89,7 +89,7 @@ def open_contenders(open_: ExitStack, flink: str | None) -> dict[str, Contender]
 
     Args:
         open_: closes them.
-        flink: what BENCH_FLINK is taken for where it is not set.
+        flink: the value of BENCH_FLINK if it is not set.
     """
     avro_jars()
     found: dict[str, Contender] = {}

@@ -107,7 +107,7 @@ class Load:
         return self.events + PARTITIONS * len(_closing(0))
 
     def first_line(self, partition: int) -> int:
-        """The number of the partition's first line among all of its that the generator makes."""
+        """The number of the partition's first line among all its lines of the generator."""
         is_ahead = self.variant == "lagging" and partition != PARTITIONS - 1
         return LAG_S * EVENTS_PER_S // (self.stretch * PARTITIONS) if is_ahead else 0
 
@@ -123,7 +123,7 @@ def rebase(lines: Iterable[bytes], start_ms: int, stretch: int) -> Iterator[Even
     Args:
         lines: of one generator.
         start_ms: the time of the first event.
-        stretch: the factor by which times are farther apart.
+        stretch: the factor between the times.
     """
     first_ms: int | None = None
     for line in lines:

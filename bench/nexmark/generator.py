@@ -1,6 +1,6 @@
 """The generator: the crate `nexmark`, built by cargo in `.work`, in one version.
 
-What it writes does not depend on when or where, but for times, which count from now.
+It writes the same everywhere and always, except for times, which count from now.
 """
 
 import shutil
@@ -48,7 +48,7 @@ def require_generator() -> Path:
 
 
 def generate(partition: int, first: int, count: int) -> Iterator[bytes]:
-    """Lines of the events that are a partition's: `count` of them, from number `first` on.
+    """Lines of a partition's events: `count` of them, from number `first` on.
 
     Raises:
         SystemExit: the generator failed.

@@ -31,10 +31,10 @@ FIELDS: Final[Mapping[str, tuple[str, str, str]]] = {
     "name": ("Person", "name", "string"),
     "seller": ("Auction", "seller", "long"),
 }
-"""Column -> the kind of event that has it, the field there, and its type."""
+"""Column -> its kind of event, its field there, and its type."""
 
 Read = Callable[..., DataFrame]
-"""The columns that it is given the names of, and `event_time`; without other kinds of event."""
+"""The named columns and `event_time`; without other kinds of event."""
 
 
 @dataclass(frozen=True)

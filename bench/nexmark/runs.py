@@ -1,4 +1,4 @@
-"""One bounded run of a query in a session of Spark, and what it took."""
+"""One bounded run of a query in a session of Spark, and its figures."""
 
 import tempfile
 import time

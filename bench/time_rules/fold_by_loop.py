@@ -1,8 +1,8 @@
-"""`fold_marks` as a loop over marks, beside which `mechanisms_stream.py` puts the real one.
+"""`fold_marks` as a loop over marks; `mechanisms_stream.py` puts the real one beside it.
 
 One record's moments come in the order of semantics 4: silences that it reveals, its mark, its
 close. The loop keeps the least mark of the live writers, and looks for it again only when the one
-that held it moves or leaves. What depends on n records, not on k marks, is left to numpy.
+that held it moves or leaves. numpy does what depends on n records, not on k marks.
 """
 
 from heapq import heappop, heappush
@@ -28,7 +28,7 @@ class Live:
         self._silences: list[tuple[int, str]] = []
 
     def set(self, name: str, us: int, seen_us: int, silent: int) -> None:
-        """Add a writer, or what it marked last; `silent` is the record that reveals its silence."""
+        """Add a writer, or its last mark; `silent` is the record that reveals its silence."""
         before = self.writers.get(name)
         if before is not None and before[0] > us:
             us = before[0]

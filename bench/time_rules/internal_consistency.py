@@ -102,7 +102,7 @@ class Bank(NamedTuple):
 
 
 def emitted(found: DataFrame, until: Callable[[Any], None], once: bool) -> tuple[list[Row], float]:
-    """What a query has emitted until it was told to stop, and the seconds it ran."""
+    """The rows that a query emitted until it was told to stop, and the seconds it ran."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         writer = found.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))

@@ -63,7 +63,7 @@ def plain(effects: MarkEffects) -> list[Any]:
 
 
 def check_folds(cases: int = 2000) -> dict[str, int]:
-    """How many proposals of random marks both folds have; SystemExit where they have others."""
+    """How many proposals of random marks both folds have; SystemExit if they differ."""
     random, compared = np.random.default_rng(14), 0
     for case in range(cases):
         rules, blocks = random_fold(random)
@@ -87,7 +87,7 @@ def check_folds(cases: int = 2000) -> dict[str, int]:
 
 
 def folds() -> Iterator[Comparison]:
-    """Marks in every so many records of a million, in blocks: by a loop and as intervals."""
+    """A mark every so many records, in blocks of a million: by a loop and as intervals."""
     cases = [
         (1000, 4, TimeRules()),
         (100, 4, TimeRules()),

@@ -1,4 +1,4 @@
-"""What the rules cost beside reading: `rules.step` over blocks in memory, by processor time.
+"""The cost of the rules beside reading: `rules.step` over blocks in memory, by processor time.
 
 Each row is a way of making CTIs, or of breaking their promise, on 20,000 records a block, and takes
 turns with its peer, the parse of the same records' JSON (three fields of about 90 bytes): the ratio

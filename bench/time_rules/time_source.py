@@ -1,6 +1,6 @@
 """Rows a second of the unpaced clock against Spark's own `rate-micro-batch`, into `noop`.
 
-What is compared is the whole trigger, offset logs included.
+The whole trigger is compared, offset logs included.
 """
 
 import os

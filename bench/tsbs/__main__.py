@@ -47,7 +47,7 @@ def measure() -> Iterator[Comparison]:
         yield from ingest(load, write_files(load, place / "files"), place)
         with ExitStack() as open_:
             readers = {name: open_.enter_context(Apart()) for name in READERS}
-            # Of no interest is how fast: whether all answer from the same readings.
+            # Speed does not matter here: do all answer from the same readings?
             compare(
                 "readings", {}, rounds=0, warm_up=0, checks=checks(readers, place, load, TOTALS)
             )

@@ -65,7 +65,7 @@ class Load:
         hosts: how many there are, from 8 on.
         hours: for how long they report, from 12 on.
         file_minutes: the minutes of a file, which is what one commit writes.
-        seed: of the chance numbers.
+        seed: of the random numbers.
     """
 
     hosts: int
@@ -139,7 +139,7 @@ def _walks(load: Load) -> Iterator[npt.NDArray[np.int64]]:
 
 def _tags(load: Load) -> dict[str, list[str]]:
     """Tag -> its value for each host, which never changes."""
-    # A generator of its own, so that the tags of a host are no question of the walks.
+    # A generator of its own, so that the tags of a host do not depend on the walks.
     random = np.random.RandomState([load.seed, 1])
     found: dict[str, list[str]] = {}
     for tag, values in CHOICES.items():

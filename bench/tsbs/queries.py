@@ -1,4 +1,4 @@
-"""Five queries of TSBS, as SQL of three dialects, and what makes their answers comparable.
+"""Five queries of TSBS in three dialects of SQL, and functions that make answers comparable.
 
 | query | its rows |
 | --- | --- |
@@ -58,7 +58,7 @@ class Kind:
     Attributes:
         name: TSBS's.
         sql: with places for what a dialect and a query have.
-        fields: those that it reads.
+        fields: the fields that it reads.
         hosts: how many it asks for; 0 for all.
         hours: the length of its range; 0 for all times.
         a_run: how many queries a run asks.
@@ -86,7 +86,7 @@ TOTALS: Final = Kind(
     FROM readings""",
     FIELDS,
 )
-"""No query of TSBS's: whether a contender has stored all readings."""
+"""Not a query of TSBS: it shows whether a contender has stored all readings."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ __all__ = ["answer", "answers", "fill"]
 
 
 def fill(name: str, place: Path, files: Sequence[Path]) -> Done:
-    """Fill a new store in a directory, which may have had one.
+    """Fill a new store in a directory that may have had one.
 
     The figures are seconds, to the last commit and with maintenance, and the bytes on disk then.
     """
@@ -48,7 +48,7 @@ def answer(name: str, place: Path, load: Load, kind: Kind) -> Done:
 
 
 def answers(name: str, place: Path, load: Load, kind: Kind) -> dict[str, Any]:
-    """All that a run of `answer` finds: the number of rows, and what stands for them."""
+    """All that a run of `answer` finds: the number of rows, and a checksum of them."""
     ask = _open(name, place)
     found = [rows_of(ask(draw(kind, load, number))) for number in range(kind.a_run)]
     return {"rows": [len(rows) for rows in found], "digests": [digest(rows) for rows in found]}

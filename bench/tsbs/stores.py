@@ -1,6 +1,6 @@
 """Four stores of the readings: SQLite's and DuckDB's own, a plain Delta table, and `tseries`.
 
-Each takes the readings file by file, one commit a file, and keeps them as its users would.
+Each commits the readings file by file, and keeps them as its users would.
 
 `tseries`: a host is a series, a reading is an event, and the value of an event is structured: the
 ten fields and the nine other tags are value columns. That is what arrives, so nothing has to be

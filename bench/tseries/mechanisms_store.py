@@ -156,7 +156,7 @@ def large_batch() -> Iterator[Comparison]:
 
 
 def races(batches: int = 10, rows: int = 60_000) -> dict[str, str]:
-    """How many large batches were published as they were, by who else writes."""
+    """How many large batches were published as they were, for each rival that writes meanwhile."""
     found = {}
     for name, writers in (("one writer", 1), ("two writers, batch after batch", 2)):
         confirmed: list[bool] = []

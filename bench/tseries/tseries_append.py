@@ -1,10 +1,10 @@
 """Rows a second of the `tseries` sink against Spark's own Parquet sink and against deltalake.
 
 All read the same Parquet files, one file a batch. The peers: `format("parquet")`, and
-`foreachBatch` with deltalake's `write_deltalake`, which is what a Delta table without a JVM package
-takes otherwise. What a batch takes is its trigger, from planning to commit, the median of a query;
-its first batch starts workers and is left out. The guard reads back what each sink has written:
-how many rows, of how many series, and the sums of their times and values.
+`foreachBatch` with deltalake's `write_deltalake`, the usual way to a Delta table without a JVM
+package. A batch's time is its trigger, from planning to commit, the median of a query; its first
+batch starts workers and is left out. The guard reads back what each sink has written: how many
+rows, of how many series, and the sums of their times and values.
 
 `tseries` syncs every commit (`durability` = `fsync`); `tseries, os` leaves that to the system, as
 the peers do. The last rows are a bound: a sink in Python that takes the rows and keeps nothing,
@@ -68,7 +68,7 @@ def tseries(frame: DataFrame, path: str, durability: str = "fsync") -> DataStrea
 
 
 def tseries_os(frame: DataFrame, path: str) -> DataStreamWriter:
-    """Ours, with commits that the system writes to the disk in its own time."""
+    """Ours, with commits that the system writes to the disk when it likes."""
     return tseries(frame, path, "os")
 
 
@@ -87,7 +87,7 @@ def deltalake(frame: DataFrame, path: str) -> DataStreamWriter:
 
 
 def nothing_kept(frame: DataFrame, path: str) -> DataStreamWriter:
-    """A sink in Python that takes the rows; what any such sink costs at least."""
+    """A sink in Python that takes the rows: the least that a sink in Python costs."""
     return frame.writeStream.format(NothingKept.name())
 
 
@@ -131,7 +131,7 @@ class KeepNothing(DataSourceStreamArrowWriter):
 
 
 def one_query(spark: SparkSession, source: Path, sink: Sink, reads_back: bool = True) -> Done:
-    """What a batch takes, but for the first, and what the query has written, or else read."""
+    """The time of a batch, except the first, and what the query has written, or else read."""
     frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         writer = sink(frame, f"{place}/out").option("checkpointLocation", f"{place}/checkpoint")

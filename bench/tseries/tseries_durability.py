@@ -125,7 +125,7 @@ def slowest_percent(location: str) -> Comparison:
 
 
 def one_sync(location: str) -> Contender:
-    """A page at the end of a file, synced: what the disk takes for one."""
+    """A page at the end of a file, synced: the disk's time for one."""
     file = os.open(f"{location}/pages", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
     def write(number: int) -> None:
@@ -217,7 +217,7 @@ def alone(location: str) -> list[Comparison]:
 
 
 def against_the_disk(location: str) -> list[Comparison]:
-    """A synced commit of one event beside what the disk takes for the least of it."""
+    """A synced commit of one event beside the disk's least time for one."""
     contenders = {
         "one write and its sync": one_sync(location),
         "the files of a Delta commit alone": fewest_syncs(location),

@@ -142,7 +142,7 @@ def engine_of(keep: bool) -> duckdb.DuckDBPyConnection:
 
 
 def run_of(ask: Ask, wanted: list[Any]) -> Contender:
-    """The seconds of a query, and what all of them together have found."""
+    """The seconds of a query, and the results of all of them together."""
 
     def run() -> Done:
         began = time.perf_counter()
