@@ -4,7 +4,7 @@
 order. A comment before a block changes that:
 
 - `<!-- not run: REASON -->`: nothing runs it, and the reason says why.
-- `<!-- prints -->` before a block of text: what the blocks since the last such one have printed.
+- `<!-- prints -->` before a block of text: what the blocks since the last of these have printed.
 
 In a block, `print(...)  # prints TEXT` names what is printed; `...` in TEXT stands for anything.
 """
@@ -65,7 +65,7 @@ def check_comments(block: Block, printed: str) -> None:
 
 
 def section(page: str, heading: str) -> str:
-    """What stands under a heading, up to the next one of its level or above."""
+    """The text under a heading, up to the next one of its level or above."""
     level = heading.partition(" ")[0]
     _, found, rest = read(page).partition(f"\n{heading}\n")
     assert found, f"{page} has no heading '{heading}'"

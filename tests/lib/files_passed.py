@@ -1,4 +1,4 @@
-"""Which files of the two packages a piece of work passes: a size that a reader of it feels."""
+"""Which files of the two packages a piece of work passes: the size that its reader feels."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Pages that a command serves: what is in their HTML, hostile names, and requests for them."""
+"""Pages that a command serves: the parts of their HTML, hostile names, and requests."""
 
 import http.client
 from html.parser import HTMLParser
@@ -29,7 +29,7 @@ NAMES = st.one_of(
 
 
 class Tags(HTMLParser):
-    """Collects tags and attributes; what it cannot balance is an error."""
+    """Collects tags and attributes; an unbalanced tag is an error."""
 
     def __init__(self):
         super().__init__()
@@ -60,7 +60,7 @@ def parse(html):
 
 
 def parse_html(html):
-    """The tags of HTML that was made of names of others: they load nothing and run nothing."""
+    """The tags of HTML made from names that others chose: they load nothing and run nothing."""
     tags = parse(html)
     assert SCRIPTED.isdisjoint(tags.tags), tags.tags
     odd = [name for name in tags.attributes if name.startswith("on") or name in ("href", "src")]

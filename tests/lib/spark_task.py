@@ -1,4 +1,4 @@
-"""What Spark's worker tells the code of a task, without Spark."""
+"""The context that Spark's worker gives the code of a task, without Spark."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from fuzz.engine import is_asked_for, limit_memory, run_cases
 from fuzz.targets import GROUPS
 
-# What is told in the log is no matter here, and slows the cases.
+# The log does not matter here, and slows the cases.
 logging.disable(logging.CRITICAL)
 group, seed, seconds, at = sys.argv[1:]
 limit_memory()

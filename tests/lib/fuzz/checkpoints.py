@@ -1,4 +1,4 @@
-"""What checkpoints and consumer groups hold: offsets, entries of the log, clocks, positions."""
+"""The contents of checkpoints and consumer groups: offsets, log entries, clocks, positions."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ IMPATIENT: Final = patch.object(trackers, "LEADER_CHANGE_GRACE_S", 0)
 
 
 def offsets() -> Target:
-    """An offset that Spark gives back after a restart: it is planned from, or refused."""
+    """An offset that Spark gives back after a restart: it is planned from or refused."""
 
     def make(chance: Chance) -> Any:
         broker = FakeBroker(p0=(0, 200), p1=(0, 200), p2=(100, 130))
         driven = Driven(broker, ctiFrequency="10")
         driven.plan()
-        # An id by chance, and all else is the same in each run.
+        # Only the id is random; all else is the same in each run.
         driven.offset = {**driven.offset, "stream": "0" * 32, "unpinned": {"group": "g"}}
         return damage_json(driven.offset, chance, chance.choice([1, 1, 2, 5]))
 
@@ -96,7 +96,7 @@ CLOCKS: Final[dict[str, tuple[str, ...]]] = {
     "writerTimeout": ("5 s",),
     "writers": ("a", "a,b", "b"),
 }
-"""What a restart may ask for, and values that are legal, if not always beside each other."""
+"""Options that a restart may change, and values that are legal, if not always together."""
 
 BEGINNINGS: Final = ("now", "now", "now", "2023-11-14T22:13:25Z", "1970-01-01T00:00:04Z", None)
 
@@ -223,7 +223,7 @@ def entries() -> Target:
 
 
 def group_metadata() -> Target:
-    """What stands in a consumer group: a clock that may be one, or none; and never an error."""
+    """The text in a consumer group: perhaps a clock, perhaps not, and never an error."""
     part = at(0, "trips")
     whole = encode_group_metadata(OFFSETS[0], part, state(9, events=30), MalformedPayloads())
     right = decode_group_metadata(OFFSETS[0], part, whole)
@@ -261,7 +261,7 @@ def positions() -> Target:
 
 
 def progress() -> Target:
-    """What a query reports, as `TimeMetrics` takes it: its pages stay pages."""
+    """Reports of a query, as `TimeMetrics` takes them: its pages stay pages."""
 
     def make(chance: Chance) -> list[Any]:
         reports = [event(each, batch=number) for number, each in enumerate(OFFSETS)]

@@ -1,8 +1,8 @@
 """Runs a target over made up cases until its time is over; each case has a seed and a number.
 
-A case is good if it ends in an answer that its oracle agrees with, or in an error of ours. All else
-is a finding: another exception, an answer that differs, a secret in a message, a case that takes
-longer than `LONGEST_S` or more than `ROOM` bytes, and the end of the process. The name of the
+A case is good if it ends in an answer that its oracle agrees with, or in an error of ours. Anything
+else is a finding: another exception, an answer that differs, a secret in a message, a case that
+takes longer than `LONGEST_S` or more than `ROOM` bytes, and the end of the process. The name of the
 case at work is in a file, so that the process that waits can name it even then.
 """
 
@@ -37,12 +37,11 @@ Chance = random.Random
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is given hostile input.
+    """A target that gets hostile input.
 
     Attributes:
-        make: a case, which can be printed.
-        run: gives it to the code; a wrong answer is an AssertionError, and what it returns is
-            counted.
+        make: a case, which can be printed. run: gives it to the code; a wrong answer is an
+            AssertionError, and its results are counted.
     """
 
     make: Callable[[Chance], Any]
@@ -69,7 +68,7 @@ def seed_of_commit() -> str:
 
 
 def chance_of(name: str, seed: str, number: int) -> Chance:
-    """The chance of one case, which neither time nor other cases change."""
+    """The random numbers of one case, which neither time nor other cases change."""
     return random.Random(f"{seed}/{name}/{number}")
 
 
@@ -130,7 +129,7 @@ def how_to_repeat(seed: str, case: str) -> str:
 
 
 def run_in_a_process(group: str, seed: str, seconds: float, folder: Path) -> str:
-    """Run a group of targets, each for so long, in a process; returns how their cases ended.
+    """Run a group of targets, each for so long, in a process; return how their cases ended.
 
     Raises:
         Finding: a case is one, took too long, or ended the process.

@@ -28,7 +28,7 @@ def any_value(chance: Chance) -> Any:
 
 
 def damage_json(value: Any, chance: Chance, times: int = 1) -> Any:
-    """Change some places of parsed JSON: other values, types and keys, less or more of them."""
+    """Change some places of parsed JSON: other values, types and keys, fewer or more of them."""
     value = copy.deepcopy(value)
     for _ in range(times):
         holders = _list_holders(value)
@@ -108,7 +108,7 @@ def damage_text(text: str, chance: Chance) -> str:
 
 
 def damage_json_text(value: Any, chance: Chance) -> str:
-    """The text of JSON that is damaged by its structure, or as a text, or both."""
+    """A text of JSON that is damaged in its structure, as a text, or both."""
     if chance.random() < 0.85:
         value = damage_json(value, chance, chance.choice([1, 1, 1, 2, 4]))
     text = json.dumps(value)

@@ -104,7 +104,7 @@ def make_options(chance: Chance) -> tuple[int, dict[str, str]]:
 
 
 def run_options(case: tuple[int, dict[str, str]]) -> str:
-    """Read them: what was read has texts that read back to it."""
+    """Read options; their texts read back to the same options."""
     kind, raw = case
     owner = list(READERS)[kind]
     try:

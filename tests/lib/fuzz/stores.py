@@ -53,7 +53,7 @@ _CHECKSUM: Final = re.compile(rb'"crc32":"[0-9a-f]{8}"')
 def make_store(path: Path) -> Path:
     """A store with edits, a query's batches, a later column, a compaction and checkpoints.
 
-    Its files have the same names and sizes whenever it is made, so that a case is the same again.
+    Its files always have the same names and sizes, so that a case can be repeated.
     """
     chance, clock = random.Random("the store"), itertools.count(1_700_000_000_000_000_000, 10**6)
     with pytest.MonkeyPatch.context() as patch:
@@ -87,13 +87,13 @@ def answers(path: Path) -> Any:
 
 
 def seal(content: bytes) -> bytes:
-    """An entry of the log with the checksum of what stands in it."""
+    """An entry of the log with the right checksum."""
     zeros = _CHECKSUM.sub(b'"crc32":"00000000"', content, count=1)
     return zeros.replace(b'"crc32":"00000000"', b'"crc32":"%08x"' % zlib.crc32(zeros), 1)
 
 
 def damage_entry(content: bytes, chance: Chance) -> tuple[bytes, bool]:
-    """An entry with other JSON, and whether its checksum is right all the same."""
+    """An entry with other JSON, and whether its checksum is still right."""
     lines = [json.loads(line) for line in content.splitlines()]
     place = chance.randrange(len(lines))
     line = lines[place]

@@ -1,8 +1,8 @@
-"""A Kafka cluster in memory: topics, their logs and transactions, and what its answers may be.
+"""A Kafka cluster in memory: topics, their logs and transactions, and unreliable answers.
 
-Answers are late, lost, outdated or refused as those of a real cluster are: a partition may be
-missing from metadata, a broker that no longer leads tells an old end, an offset commit arrives long
-after it was given up. What was produced is never lost.
+Answers are late, lost, outdated or refused, as in a real cluster: a partition may be missing from
+metadata, a former leader tells an old end, an offset commit arrives long after it was given up.
+Produced records are never lost.
 """
 
 import itertools
@@ -52,7 +52,7 @@ class Record:
 
 @dataclass(slots=True)
 class Log:
-    """A partition: what can be read of it, and the offsets that an open transaction has taken."""
+    """A partition: its readable records, and the offsets that an open transaction has taken."""
 
     records: list[Record] = field(default_factory=list)
     begin: int = 0

@@ -1,8 +1,8 @@
 """What a run must have delivered: an oracle, written from the semantics, that knows no state.
 
-It is told what was produced, and of each batch only what Spark's log records of decisions: ranges,
-which partitions were idle, and on how many tasks. It keeps one clock a partition, and moves it one
-record at a time.
+It gets the produced records, and of each batch only the decisions in Spark's log: ranges, idle
+partitions, and the number of tasks. It keeps one clock a partition, and moves it one record at a
+time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def least(ctis: Sequence[int | None]) -> int | None:
 class ChainOracle:
     """Semantics 2 to 5, 7.2, 7.3, 8.1 and 10.1 over all batches of one checkpoint.
 
-    `policy`: what becomes of late events. `clock`: makes the clock of a partition.
+    `policy`: what happens to late events. `clock`: makes the clock of a partition.
     """
 
     def __init__(self, logs: Mapping[Partition, Log], clock: Any, *, policy: str) -> None:
@@ -77,7 +77,7 @@ class ChainOracle:
         self.stream: int | None = None
 
     def _begin(self, batch: StreamOffset) -> None:
-        """5.1, 5.4, 5.5, 8.3: the stream's CTI, and who is raised to it, where a batch begins."""
+        """5.1, 5.4, 5.5, 8.3: the stream's CTI at a batch's start, and who is raised to it."""
         there, first = set(batch.partitions), batch.number == 0
         idle = {each for each, one in batch.partitions.items() if one.idle}
         self.change_rules(batch)
@@ -120,7 +120,7 @@ class ChainOracle:
         return True
 
     def find_stream(self, batch: StreamOffset, now: int | None) -> int | None:
-        """The stream's CTI at the start of a batch, from what its partitions say now."""
+        """The stream's CTI at the start of a batch, from its partitions' clocks."""
         return most(self.stream, now)
 
     def find_due(self, partition: Partition, batch: StreamOffset) -> int:
@@ -128,7 +128,7 @@ class ChainOracle:
         return self.reached.get(partition, self.starts.get(partition, 0))
 
     def check(self, batch: StreamOffset, tasks: Sequence[Sequence[Any]]) -> None:
-        """All that is promised of a batch, given its rows by task."""
+        """All promises about a batch, given its rows by task."""
         self._begin(batch)
         expected = {each: self.read(each, one, batch) for each, one in batch.partitions.items()}
         delivered: dict[int, list[Any]] = {}
@@ -161,7 +161,7 @@ class ChainOracle:
         self.stream = self.emitted = emitted
 
     def _check_promises(self, task: Sequence[Any]) -> None:
-        """2.1: no event on time lies before a CTI row that was there before it."""
+        """2.1: no event on time lies before an earlier CTI row."""
         shown = self.emitted
         for row in task:
             if isinstance(row, int):
@@ -171,7 +171,7 @@ class ChainOracle:
                 assert shown is None or time >= shown, f"{row} at {time} comes after CTI {shown}"
 
     def read(self, partition: Partition, one: PartitionOffset, batch: StreamOffset) -> list[Any]:
-        """The rows of a range, which begins where the last one ended."""
+        """The rows of a range that begins where the last one ended."""
         due = self.find_due(partition, batch)
         assert one.start_inclusive == due, (
             f"{partition} goes on at {one.start_inclusive}, not {due}"

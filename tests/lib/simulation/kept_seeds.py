@@ -21,4 +21,4 @@ LONG_RUN = {
     "faults": 33_052,
     "hours": 45.0,
 }
-"""What the longest run of `make simulate` has done; the hours are simulated ones."""
+"""The longest run of `make simulate`; the hours are simulated ones."""

@@ -1,4 +1,4 @@
-"""Puts the simulated cluster, clocks and threads where the packages reach for the real ones."""
+"""Puts the simulated cluster, clocks and threads in place of the real ones."""
 
 import contextlib
 import random
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-# Loaded at their first use, these would draw ids, and a seed would decide another run.
+# Loaded at their first use, these would draw ids, and change the run of a seed.
 import pandas  # noqa: F401
 import pytest
 import sqlglot  # noqa: F401

@@ -24,7 +24,7 @@ _STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Store and checkpoint at one moment, and what the sink in memory knew then."""
+    """Store and checkpoint at one moment, and the state of the sink in memory then."""
 
     path: Path
     offsets: dict[int, str]
@@ -88,7 +88,7 @@ class RestoredWorld(StoreWorld):
     def _may_put_back(self) -> bool:
         running = any(map(self.chance.is_running, self.drivers))
         at_rest = not (running or self.maintainers or self.old)
-        # By two batches, so that the next one of the copy is one that was stored.
+        # By two batches, so that the copy's next batch is already stored.
         is_older = self.copy is not None and self.copy.last + 2 <= self.sink.last_stored
         return self.chance.is_faulty and at_rest and is_older
 
@@ -153,7 +153,7 @@ class RestoredWorld(StoreWorld):
         return True
 
     def _write_again(self, message: str) -> None:
-        """Remove from the log what the message names, so that the query writes it again."""
+        """Remove the files that the message names, so that the query writes their batches again."""
         found = re.search(r"from number (\d+) on in 'commits', and from number (\d+) on", message)
         assert found, message
         log, (commit, offset) = self.checkpoint, map(int, found.groups())

@@ -15,12 +15,12 @@ from simulation.world import World
 
 ROOT = Path(__file__).parents[3]
 _now_s, _core_s = time.perf_counter, time.process_time
-"""Taken before the simulation puts its own clocks in their place."""
+"""The real clocks, taken before the simulation puts its own in their place."""
 
 NOT_FAULTS = frozenset(
     ("start", "batch", "rows handed over", "bounded run ended", "maintenance", "driver killed")
 )
-"""What is counted and is no fault; the kill of a driver is counted where it happened."""
+"""Counts that are no faults; the kill of a driver is counted where it happened."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
-"""A topic as the sink: transactions, fenced producers, and what is known of batches written.
+"""A topic as the sink: transactions, fenced producers, and the known batches.
 
 The packages' own writer sends rows and marks; the brokers below keep one state a transactional id,
-as Kafka's coordinator does, and their answers may be lost after the deed is done.
+as Kafka's coordinator does, and their answers may be lost after the act is done.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ class Coordinated:
 
 
 class OutCluster:
-    """The brokers of the second topic: what a read_committed reader sees, and who may write."""
+    """The brokers of the second topic: the rows of a read_committed reader, and who may write."""
 
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
@@ -56,7 +56,7 @@ class OutCluster:
         self.ids: dict[str, Coordinated] = {}
 
     def find(self, name: str) -> Coordinated:
-        """The state of an id; what took too long is ended, and its producer fenced."""
+        """The state of an id; ends a transaction after its timeout, fencing its producer."""
         found = self.ids.setdefault(name, Coordinated())
         now_us = self.chance.monotonic_us()
         if found.since_us is not None and now_us - found.since_us > _TIMEOUT_US:
@@ -130,7 +130,7 @@ class OutClient:
         self._answer("init transactions")
 
     def begin_transaction(self) -> None:
-        """Begin one, which the brokers hear of with the first record."""
+        """Begin a transaction; the brokers hear of it with the first record."""
         self._ended = ""
 
     def run(self, step: Callable[[Any], Any], timeout_s: float, name: str) -> Any:
@@ -138,7 +138,7 @@ class OutClient:
         return step(self)
 
     def produce(self, topic: str, **message: Any) -> None:
-        """Send a record; who is fenced hears of it when the transaction ends."""
+        """Send a record; a fenced producer hears of it when the transaction ends."""
         assert topic == OUT
         self._chance.point("produce")
         found = self._cluster.find(self._id)

@@ -1,5 +1,5 @@
-"""What a query may have besides: imported CTIs, a filter, changed options, joined batches, and a
-topic that is deleted and created again."""
+"""More that a query may have: imported CTIs, a filter, changed options, joined batches, and a topic
+that is deleted and created again."""
 
 import json
 import random
@@ -104,7 +104,7 @@ class WideWorld(World):
         return AsyncCheckpoint(self.chance, lambda last: self.sink.forget_after(last))
 
     def add_partition(self) -> None:
-        """The topic gets one more partition; with the first one, that of the CTIs is there."""
+        """The topic gets one more partition; with the first one, the CTIs' topic, too."""
         super().add_partition()
         if self.extras.import_every is not None and self.made == 1:
             for number in range(self._draw.randint(1, 2)):
@@ -113,7 +113,7 @@ class WideWorld(World):
     # -- options that change
 
     def choose_options(self) -> dict[str, str]:
-        """The options of a new run, which may be others than those of the last one."""
+        """The options of a new run, which may differ from the last one's."""
         draw, options = self._draw, dict(self.options)
         if self.extras.changes and self.checkpoint.offsets and draw.random() < 0.3:
             self.chance.hits["options changed"] += 1
@@ -137,7 +137,7 @@ class WideWorld(World):
             self.chance.hits["topic recreated"] += 1
             last = max(self.checkpoint.offsets, default=-1)
             if last not in self.checkpoint.commits and last >= 0:
-                # A driver that goes on would read what it has planned of another topic.
+                # A driver that goes on would read the planned range in another topic.
                 for driver in list(self.drivers):
                     self.chance.kill(driver, "a topic recreated under a batch")
                     self.end(driver)
@@ -281,8 +281,8 @@ class WideOracle(ChainOracle):
             goes_back = bool(clock) and most(one.clock.cti_us, clock.cti) != one.clock.cti_us
             is_other = bool(clock) and told_now != (clock.events, clock.ctis)
             if clock and kept and (is_robbed or is_other or goes_back):
-                # No task's state was there, and no record to read again (8.3): what the last batch
-                # has shown is not known any more.
+                # No task's state was there, and no record to read again (8.3): the results of the
+                # last batch are not known any more.
                 assert told_now == (kept.events, kept.ctis), f"{each} begins with {one.clock}"
                 self.clocks[each] = kept
                 self.lost.add(each)
@@ -324,7 +324,7 @@ class WideOracle(ChainOracle):
             due = [cti for end, cti in pairs if end <= one.start_inclusive]
             reached = self.reached.get(partition, one.start_inclusive)
             if pairs and (partition in self.moved or one.start_inclusive != reached):
-                # Records are lost, or the log is another one: all waits for the end it has now.
+                # Records are lost, or the log is another one: every CTI waits for its present end.
                 last = pairs[-1][1]
                 due = [] if one.pending and one.pending[-1][1] >= last else [last]
             is_new = partition not in self.there
@@ -353,7 +353,7 @@ class WideOracle(ChainOracle):
         self.world.chance.hits["CTI imported"] += 1
         written = self._written.get(cti or 0)
         if written is None:
-            return  # It was raised itself, as where a partition comes back.
+            return  # It was raised itself, as when a partition comes back.
         for record in self.logs[partition].records:
             time = record.stamp_ms * 1_000
             if record.offset >= position and time < (cti or 0) and (own is None or time >= own):

@@ -1,7 +1,7 @@
 """A query in a world where everything goes wrong, by one seed.
 
 `World(seed).run()` draws a query, lets its topic, its brokers and its drivers act in any order with
-faults at any point, ends all trouble, lets the query read what is left, and compares all that it
+faults at any point, ends all trouble, lets the query read the rest, and compares everything that it
 has delivered with the oracle's rows.
 """
 
@@ -42,7 +42,7 @@ class Finding(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What the seed has drawn: the options of the query, and how much goes wrong."""
+    """The seed's draws: the options of the query, and how much goes wrong."""
 
     options: dict[str, str]
     every: int | None
@@ -130,7 +130,7 @@ class World:
         self.event_ms = 1_600_000_000_000
         self.calm_at_us: dict[Partition, int] = {}
         self.lost_until_us = -_ANSWER_S * SECOND
-        """Until when a partition is missing for so long that it counts as gone (semantics 9.1)."""
+        """The time when a missing partition counts as gone (semantics 9.1)."""
         for _ in range(self.query.partitions):
             self.add_partition()
         self.chance.interrupt = self.interrupt
@@ -179,7 +179,7 @@ class World:
         return self
 
     def prepare(self, patch: pytest.MonkeyPatch) -> None:
-        """Put more of the world where the packages reach for the real one."""
+        """Put more of the world in place of the real one."""
 
     def act(self) -> None:
         """One thing happens."""
@@ -377,7 +377,7 @@ class World:
     # -- the end
 
     def read_the_rest(self) -> None:
-        """End all trouble, and let bounded runs read what is left."""
+        """End all trouble, and let bounded runs read the rest."""
         self.chance.is_quiet = True
         for driver in list(self.drivers):
             self.end(driver)

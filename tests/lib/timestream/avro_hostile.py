@@ -1,4 +1,4 @@
-"""Avro payloads that claim what is not there, and what becomes of them."""
+"""Avro payloads that claim what they do not have, and their fate."""
 
 import random
 

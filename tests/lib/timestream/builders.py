@@ -93,7 +93,7 @@ COLUMN_SETS = {
 
 
 def leave_out(records, needs):
-    """A block as a reader makes it: without what the task does not need."""
+    """A block as a reader makes it, with only the columns that the task needs."""
     left_out = [name for name in COLUMN_SETS if not getattr(needs, name)]
     return records._replace(**{each: None for name in left_out for each in COLUMN_SETS[name]})
 
@@ -104,7 +104,7 @@ def micros(column):
 
 
 def stream_state(previous, clocks, positions, ends, run=RUN, seen=NOTHING_SEEN):
-    """The stream after the batch `previous`, with this and what else was seen."""
+    """The stream after the batch `previous`, with this and `more` that was seen."""
     snapshot = replace(seen, positions=positions, ends=ends)
     return StreamState(previous, clocks, snapshot, run)
 

@@ -63,7 +63,7 @@ def marks(some):
 
 
 def stepped(shape, policy, how, topic, cuts=()):
-    """The oracle's form of what `step` says of `topic`, cut into batches before `cuts`."""
+    """The result of `step` for `topic`, cut into batches before `cuts`, in the oracle's form."""
     rules = TimeRules(
         shape, policy, how.get("every"), how.get("span"), how.get("delay", 0), how.get("future"),
         how.get("writers", ()), how.get("timeout"), time_window=True,

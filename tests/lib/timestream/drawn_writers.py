@@ -37,7 +37,7 @@ rules = st.fixed_dictionaries(
 
 
 def stepped(how, some, cuts=()):
-    """The oracle's form of what `step` says of `some` records, cut into batches before `cuts`."""
+    """The result of `step` for `some` records, cut before `cuts`, in the oracle's form."""
     given_rules = TimeRules(
         "point", "drop", how.get("every"), how.get("span"), how.get("delay", 0),
         how.get("future"), how.get("writers", ()), how.get("timeout"),

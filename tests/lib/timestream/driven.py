@@ -21,7 +21,7 @@ class FakeBroker:
         self.missing: list[int] = []
         """How often a partition is left out of the next listings, by number."""
         self.former_ends: list[int] = []
-        """Ends that a broker which no longer leads partition 0 tells in the next answers."""
+        """Ends that a former leader of partition 0 tells in the next answers."""
 
     def connect(self, options, group: str) -> "FakeBroker":
         self.group = group
@@ -61,7 +61,7 @@ def unreadable(options, group):
 
 
 class Driven:
-    """A run over a fake broker; clocks are not at issue, so no range is read again."""
+    """A run over a fake broker; clocks do not matter, so no range is read again."""
 
     def __init__(self, broker: FakeBroker, **raw: str) -> None:
         self.now_s = 1_700_000_000.0

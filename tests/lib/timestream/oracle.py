@@ -1,5 +1,4 @@
-"""Semantics 2, 3 and 4 for one partition, one record at a time: what `rules.step` must
-agree with."""
+"""Semantics 2, 3 and 4 for one partition, one record at a time; `rules.step` must agree."""
 
 from collections import Counter
 from typing import NamedTuple

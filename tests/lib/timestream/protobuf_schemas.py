@@ -47,7 +47,7 @@ def field(name, number, kind, *, repeated=False, optional=False, oneof=None, def
 
 
 def message(name, *fields, oneofs=(), nested=(), map_entry=False):
-    """A message's descriptor. Optional fields get the oneofs that proto3 wants for them."""
+    """A message's descriptor. Optional fields get the oneofs that proto3 requires."""
     made = descriptor_pb2.DescriptorProto(name=name, field=fields, nested_type=nested)
     for oneof in oneofs:
         made.oneof_decl.add(name=oneof)

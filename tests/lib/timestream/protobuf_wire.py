@@ -1,4 +1,4 @@
-"""Random bytes of Protobuf messages: what writers write, and what nobody should."""
+"""Random bytes of Protobuf messages: as writers write them, and as nobody should."""
 
 import struct
 
@@ -60,7 +60,7 @@ def _content(rng, found, depth):
 
 
 def message(rng, descriptor, depth=3):
-    """The bytes of a message, well-formed but for what is odd in about one of thirty fields."""
+    """The bytes of a message; about one of thirty fields is odd."""
     fields = list(descriptor.fields)
     parts = []
     for _ in range(rng.randrange(6)):

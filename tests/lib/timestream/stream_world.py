@@ -1,7 +1,7 @@
 """A simulated query with partitions that idle, come and go, and imports, beside an oracle of it.
 
-Nothing survives a batch but its offset as JSON text, and what the driver keeps of its looks. The
-oracle knows nothing of offsets: it keeps one clock a partition, and moves it one record at a time.
+Only its offset as JSON text survives a batch, and the driver's memory of earlier looks. The oracle
+knows nothing of offsets: it keeps one clock a partition, and moves it one record at a time.
 """
 
 import copy
@@ -40,7 +40,7 @@ TIMEOUT = 3
 
 
 class Clock:
-    """One partition: a CTI at every N-th event, at its time; late is what lies before the CTI."""
+    """One partition: a CTI at every N-th event, at its time; events before the CTI are late."""
 
     def __init__(self, every, cti=None):
         self.every, self.cti, self.count = every, cti, 0
@@ -69,7 +69,7 @@ def most(*ctis):
 
 
 class Oracle:
-    """Semantics 5 and 6, told what is there and when it is looked at."""
+    """Semantics 5 and 6, given what exists and when it is looked at."""
 
     def __init__(self, every):
         self.every, self.clocks, self.idle, self.since = every, {}, set(), {}
@@ -109,7 +109,7 @@ class Oracle:
             self.clocks[n].lift(self.stream)
 
     def reach(self, n, end):
-        """Let those imported CTIs take effect that waited for what a batch has read."""
+        """Let the imported CTIs take effect that waited for the records of a batch."""
         for waited, cti in self.waiting.get(n, []):
             if end >= waited:
                 self.clocks[n].lift(cti)
@@ -162,7 +162,7 @@ class World:
         self.noted = -1
         """The last batch that no restart goes back before."""
         self.batches = []
-        """Each batch's offset, what was noted when it was planned, and its rows."""
+        """Each batch's offset, the notes of its planning, and its rows."""
         self.oracle = Oracle(every)
         self.restart()
 
@@ -263,7 +263,7 @@ class World:
             run.bounded and not run.new_start and previous.end_of_run,
         )
         if planned is previous:
-            # Only what follows from the looks themselves lives on without an offset.
+            # Only conclusions from the looks themselves live on without an offset.
             self.oracle.since = oracle.since
             return False
         self.oracle, oracle.recorded = oracle, oracle.since
@@ -287,7 +287,7 @@ class World:
         return compute_end_clock(self.options, TaskRange(span, partition_offset.clock), self.read)
 
     def read(self, span, _needs):
-        # The group outlives a partition: what a task left there of a deleted one is still found.
+        # The group outlives a partition: a deleted partition's text from a task is still found.
         log = (self.gone | self.away | self.log)[span.partition.number]
         times = log[span.start_inclusive : span.end_exclusive]
         yield block(*[None] * len(times), first=span.start_inclusive, timestamps_ms=times)
@@ -305,7 +305,7 @@ class World:
         return tasks
 
     def deliver(self):
-        """Run the batch of the stored offset, and check all that it promises."""
+        """Run the batch of the stored offset, and check all its promises."""
         offset, oracle = self.offset(), self.oracle
         partition_offsets = {
             partition.number: partition_offset
@@ -326,7 +326,7 @@ class World:
         clocks = copy.deepcopy(oracle)
         emitted = oracle.stream
         for task in tasks:
-            # What a task knows of other tasks' partitions is how they were at the start.
+            # A task knows other tasks' partitions only as they were at the start.
             local = copy.deepcopy(oracle)
             for row in task:
                 if isinstance(row, int):

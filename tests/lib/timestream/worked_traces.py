@@ -1,4 +1,4 @@
-"""Worked traces: small inputs and what the rules make of them, written by hand.
+"""Worked traces: small inputs and their results by the rules, written by hand.
 
 A trace is a file of `traces/`: `options`, `records` of one partition (`value` is JSON or null, `at`
 the record's timestamp, `headers` pairs of text), the rows that are `expected` (a CTI, or a record's

@@ -1,4 +1,4 @@
-"""Small makers of batches, and readers of what a store holds."""
+"""Small makers of batches, and readers of a store's contents."""
 
 import pyarrow as pa
 
@@ -60,7 +60,7 @@ def sight_now(store):
 
 
 def stored(path, *columns):
-    """What any Delta reader sees, in (series, sequence) order, as tuples."""
+    """The rows that any Delta reader sees, in (series, sequence) order, as tuples."""
     from deltalake import DeltaTable
 
     table = (

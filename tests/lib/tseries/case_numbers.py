@@ -1,4 +1,4 @@
-"""The numbers of Diffusion's conformance list, and what has no counterpart among our options."""
+"""The numbers of Diffusion's conformance list, and the cases that our options cannot ask."""
 
 _LIST = {
     "W": (*range(1, 11), *range(12, 18)),

@@ -1,7 +1,7 @@
 """The query cases of Diffusion's conformance list, once for the client and once for Spark.
 
 `5>2` is the event with sequence 5 that edits original 2. Letters and numbers name the cases,
-and stay the same; those without a mark of their vendor are what this package chose.
+and stay the same; where the vendor has no mark, this package chose.
 """
 
 from collections.abc import Callable

@@ -27,7 +27,7 @@ STEPS = st.one_of(
 
 
 class Model:
-    """What a store is: per series a list of (timestamp, edited sequence or None), and a window."""
+    """A store: per series a list of (timestamp, edited sequence or None), and a window."""
 
     def __init__(self, retained):
         self.series, self.retained, self.gone, self.now = {}, retained, set(), 0

@@ -1,7 +1,7 @@
-"""Random stores beside all that was delivered to them, and what queries by buckets must give.
+"""Random stores beside all deliveries to them, and the right answers of queries by buckets.
 
-DuckDB answers from the deliveries themselves: the rows that the receipts named, their edits, what
-was erased, and what a change of the retained range has put out of range.
+DuckDB answers from the deliveries themselves: the rows that the receipts named, their edits, the
+erased ones, and those that a change of the retained range has put out of range.
 """
 
 from dataclasses import dataclass, field

@@ -10,7 +10,7 @@ COLUMNS = ("series", "sequence", "value", "original_sequence")
 
 
 def current_values(retained: str) -> str:
-    """The SQL of the page, its two lines of the retained range as `retained` has it."""
+    """The SQL of the page, with its two lines of the retained range from `retained`."""
     (sql,) = re.findall(r'current_values = """(.*?)"""', PAGE, flags=re.DOTALL)
     bounds = parse_range(retained)
     last, limit = "INTERVAL 7 DAY", "-- AND place > last - 10"

@@ -12,7 +12,7 @@ from pyspark_tseries.store.store import RetryPolicy, Store
 
 
 def without_pause(attempt: int) -> None:
-    """What a writer does between two attempts if nobody has to wait."""
+    """A writer's pause between two attempts, if nobody has to wait."""
 
 
 class Meeting(Store):

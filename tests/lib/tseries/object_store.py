@@ -31,7 +31,7 @@ class Bucket:
 
 @pytest.fixture(scope="session")
 def bucket():
-    """An empty bucket; what tests put there goes with the server."""
+    """An empty bucket; its contents go with the server."""
     line = [sys.executable, "-W", "ignore", str(SERVER)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -50,8 +50,8 @@ class Disk:
     def leave(self, target, *, names, seed=None):
         """Makes `target` what a power loss leaves now.
 
-        `names`: those of files that were not synced are there all the same, of empty files. With a
-        `seed` some of what was not synced is there, by chance.
+        `names`: names of unsynced files are there all the same, of empty files. With a `seed`, some
+        unsynced bytes and names are there, at random.
         """
         chance = random.Random(seed)
 

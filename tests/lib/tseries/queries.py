@@ -1,4 +1,4 @@
-"""Range queries that Hypothesis draws, and what they find, by plain loops."""
+"""Range queries that Hypothesis draws, and their results by plain loops."""
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +55,7 @@ def histories(draw):
 
 
 def inside(events, wanted, values, end_us):
-    """The events of `wanted`, read off the definition; `end_us` is what `last DURATION` is of."""
+    """The events of `wanted`, read off the definition; `last DURATION` counts from `end_us`."""
     slots = [event for event in events if event[2] < 0 or not values]
     size = len(slots)
 
@@ -149,6 +149,6 @@ def aggregate(
     wanted: Downsampling,
     ends_us: tuple[int | None, int | None] = (None, None),
 ) -> pa.Table:
-    """Return what `finish` does for the events of a `values` query, sorted by series."""
+    """Return the result of `finish` for the events of a `values` query, sorted by series."""
     folding = Folding(schema, wanted)
     return finish(folding.merge([folding.fold(events)]), schema, wanted, ends_us)

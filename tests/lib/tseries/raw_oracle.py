@@ -32,7 +32,7 @@ DELIVERIES = pa.schema({**_EVENT, **VALUES, **_ABOUT})
 KEYS = pa.schema(_KEY)
 _UNITS = {"H": "HOUR", "M": "MINUTE", "D": "DAY"}
 
-# Columns of an edit that shows in the place of its original, as those of any event.
+# Columns of an edit that shows in the place of its original, like any event's.
 _SHOWN = """
     series, sequence, timestamp, author, celsius, n, room, of AS original_sequence,
     CASE WHEN of IS NOT NULL THEN original_time END AS original_timestamp,

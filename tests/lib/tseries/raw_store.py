@@ -1,7 +1,7 @@
-"""Random stores, and all that was ever delivered to them.
+"""Random stores, and everything ever delivered to them.
 
-A delivery is a row that a receipt has acknowledged. What a store makes of it later (edits, acts of
-erasure, a smaller range, compaction) changes no delivery; `raw_oracle.py` asks DuckDB about them.
+A delivery is a row that a receipt has acknowledged. Later events in the store (edits, acts of
+erasure, a smaller range, compaction) change no delivery; `raw_oracle.py` asks DuckDB about them.
 """
 
 import random
@@ -98,7 +98,7 @@ class RawStore:
         retained: its retained range.
         keeps: True if compaction removes nothing that is younger than ten minutes.
         rows: the deliveries.
-        hidden: what a change of the range, or an act after a compaction, has hidden for good.
+        hidden: rows hidden for good by a change of the range, or by an act after a compaction.
         moments: times to look back at.
     """
 
@@ -150,7 +150,7 @@ class RawStore:
         return given
 
     def _deliver(self, given, **policies):
-        """Appends rows, and takes note of those that were acknowledged; whether any were."""
+        """Appends rows, and notes the acknowledged ones; returns whether any were."""
         writer = self.client
         schema = pa.schema(
             {"series": pa.string(), "timestamp": INSTANT, **VALUES, "edit_of": pa.int64()}
@@ -220,7 +220,7 @@ class RawStore:
     # -- what becomes of them ----------------------------------------------------------------------
 
     def erase(self, name, sequences):
-        """Erases values; what compaction had removed by then does not come back."""
+        """Erases values; rows that compaction had removed by then do not come back."""
         length = sum(row["series"] == name for row in self.rows)
         disk = {n for series, n in stored(self.path, "series", "sequence") if series == name}
         try:
@@ -288,7 +288,7 @@ class RawStore:
         time.sleep(0.001)
 
     def look(self):
-        """Asks, so that the client keeps something of this commit."""
+        """Asks, so that the client keeps some state of this commit."""
         client = self.client
         client.latest(count=2)
         client.latest("a")

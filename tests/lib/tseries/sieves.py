@@ -6,7 +6,7 @@ from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, KeyRange
 from pyspark_tseries.storage.row_reader import RowFilter
 
 NAMES = ["", "a", "ab", "b", "\uffff", "\U0001f600"]
-"""In the order of their UTF-8 bytes, in which the last two are not as in UTF-16."""
+"""In the order of their UTF-8 bytes; in UTF-16 the last two would change places."""
 
 KEYS = st.tuples(st.sampled_from(NAMES), st.integers(0, 8))
 

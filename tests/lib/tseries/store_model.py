@@ -1,7 +1,7 @@
-"""What a store does, as semantics 15 to 28 say it: a dictionary of lists of events.
+"""A store by semantics 15 to 28: a dictionary of lists of events.
 
 Nothing here is taken from the code of the package. Where the law leaves a choice open, the model
-says so by `Unclear`, and whoever compares lets that question be.
+raises `Unclear`, and a comparison skips that question.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Amount = tuple[str, int]
 
 
 class Refused(Exception):
-    """What the store must not do, by the names of the errors that it may raise."""
+    """The store must not do this; it may raise errors of these names."""
 
     def __init__(self, *names: str) -> None:
         super().__init__(*names)
@@ -30,7 +30,7 @@ class Unclear(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """An event; `original` is the sequence of what it edits, `commit` counts commits."""
+    """An event; `original` is the sequence of the event that it edits, `commit` counts commits."""
 
     sequence: int
     us: int
@@ -82,7 +82,7 @@ class Model:
         limit: of the retained range; None: none.
         last_us: of the retained range; None: none.
         series: every event that was ever appended, by series.
-        hidden: what was out of range when the range was changed, by series and sequence.
+        hidden: events out of range when the range was changed, by series and sequence.
         dropped: how many rows were.
         adjusted: how many rows were.
         commits: how many commits there were.
@@ -106,7 +106,7 @@ class Model:
     # -- what is there ---------------------------------------------------------------------------
 
     def newest_us(self, name: str) -> int | None:
-        """The newest timestamp of a series, edits included, of these at most their commit's."""
+        """The newest timestamp of a series; an edit counts with at most its commit's time."""
         there = [e for e in self.series.get(name, []) if not e.erased]
         edits = [
             min(e.us, self.commit_us.get(e.commit, e.us)) for e in there if e.original is not None
@@ -154,7 +154,7 @@ class Model:
         missing: str = "fail",
         clock: str = "wall",
     ) -> list[tuple[str, Event] | None]:
-        """What each row becomes, None where it is dropped; all or nothing.
+        """The event of each row, None where it is dropped; all or nothing.
 
         Args:
             rows: the batch.
@@ -292,7 +292,7 @@ class Model:
         if _last_timed(self.series[name]) not in there:
             raise Unclear("the series' last event is not retained")
         counted = [e for e in there if e.original is None] if asked.kind == "values" else there
-        # The view range is about originals, so what is last is the last one of them.
+        # The view range is about originals, so `last` is the last original.
         last = _last_timed([e for e in there if e.original is None])
         viewed = _inside(asked.view, counted, there, last)
         originals = [e for e in there if e.original is None and e.sequence in viewed]
@@ -318,13 +318,13 @@ class Model:
         return chosen[max(len(chosen) - asked.limit, 0) :], len(chosen)
 
     def shown_us(self, name: str, event: Event, kind: str) -> int:
-        """The time of an event in a result: in a query of values that of the original."""
+        """The time of an event in a result: in a query of values the original's."""
         if kind != "values" or event.original is None:
             return event.us
         return self.series[name][event.original].us
 
     def initial(self, name: str, limit: int | None, last_us: int | None) -> list[Event]:
-        """What a new subscriber gets first: the last entries of `latestEdits`."""
+        """The first events of a new subscriber: the last entries of `latestEdits`."""
         entries, _ = self.query(name, Asked("latestEdits"))
         newest_us = self.newest_original_us(name)
         if last_us is not None and newest_us is not None:

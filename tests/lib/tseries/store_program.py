@@ -1,7 +1,7 @@
 """Random programs for a store and its model: every step is carried out by both and compared.
 
-What is compared: every answer and every refusal, all three kinds of query with their ranges and
-limits, the past, subscriptions, and the counters of `describe`.
+Compared are every answer and every refusal, all three kinds of query with their ranges and limits,
+the past, subscriptions, and the counters of `describe`.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ class Program:
         return limit, last_us
 
     def run(self, most, until):
-        """So many steps, fewer where `until` comes before; how many there were."""
+        """Make so many steps, fewer if `until` comes before; return how many."""
         steps = [
             *[self.append] * 8,
             *[self.append_many] * 8,
@@ -115,7 +115,7 @@ class Program:
         return assigned
 
     def _write(self, rows, act, **policies):
-        """Carries `act` out, which returns (sequence, us) or None for each row, and compares."""
+        """Runs `act`, which returns (sequence, us) or None for each row, and compares."""
         before_us = min(micros(datetime.now(UTC)), self.last_commit_us() or 2**62)
         try:
             found, refused = act(), set()
@@ -167,7 +167,7 @@ class Program:
         self._write([Row(name, None, value, target)], act)
 
     def erase(self):
-        """Erases the values of some events, also of such as never were or are gone by now."""
+        """Erases the values of some events, and of some that never existed or are gone by now."""
         name, asked = self.name(), {self.target(self.name()) for _ in range(2)}
         on_disk = {n for series, n in stored(self.path, "series", "sequence") if series == name}
         try:
@@ -365,7 +365,7 @@ class Program:
             client.poll(self.chance.choice([None, 1, 3, 10]))
 
     def end_subscriptions(self):
-        """Every event after the start came once, in order; what compaction took is counted."""
+        """Every event after the start came once, in order; removed ones are counted."""
         for client, start in self.subscribers:
             client.drain(self.chance.choice([None, 2]))
             wanted = {

@@ -1,4 +1,4 @@
-"""The cases of appends, edits and retained ranges that are written both ways: client and Spark.
+"""The cases of appends, edits and retained ranges, written by the client and by Spark.
 
 A row is the milliseconds of an append, None for one without a timestamp, or `Edit` of an original.
 """
@@ -55,7 +55,7 @@ WRITE_CASES = [
     WriteCase("W2", ANY, (every(1, 3), (None,), (None,)), "0 1 2 3 4"),
     WriteCase("W3", ANY, ((0, 5), (5,)), "0 1 2"),
     WriteCase("W4", ANY, ((0, 5), (4,)), "0 1", r"sequence 1|newest"),
-    # Where the vendor contradicts itself: not refused, but stamped like the newest.
+    # The vendor contradicts itself here: not refused, but stamped like the newest.
     WriteCase("W5", ANY, ((FUTURE,), (None,)), "0 1"),
     WriteCase("W6", ANY, ((0,), (FUTURE,)), "0 1"),
     WriteCase("W7", ANY, ((0, 1), (Edit(0),)), "2>0 1"),
