@@ -44,7 +44,7 @@ SETTINGS_FILE = """<ivysettings>
   <resolvers><ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers>
 </ivysettings>
 """
-"""Maven Central without POMs: that of the registry has a parent that is not there."""
+"""Maven Central without POMs: the registry's POM has a parent that is missing."""
 
 START_S = 120
 

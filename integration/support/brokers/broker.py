@@ -1,6 +1,6 @@
 """A real Kafka broker, as this machine can get one.
 
-Tried in this order: the broker that `KAFKA_BOOTSTRAP_SERVERS` names, a container where a Docker
+We try in this order: the broker that `KAFKA_BOOTSTRAP_SERVERS` names, a container where a Docker
 engine answers, a local process from Maven artifacts; `KAFKA_TIER=container` or `process` allows
 that one only. In tests it is the fixture `broker`; scripts say `with broker() as kafka:`.
 """
@@ -50,7 +50,7 @@ class NoBroker(Exception):
 
 
 class Record(NamedTuple):
-    """What a test produces; `None` leaves the choice to the client or the broker."""
+    """A record that a test produces; `None` leaves the choice to the client or the broker."""
 
     value: bytes | str | None
     key: bytes | str | None = None
@@ -176,7 +176,7 @@ class Broker:
             enable_idempotence=True,
             linger_ms=20,
             delivery_report_only_error=True,
-            # Our topics are there before they are used: an unknown one is a mistake, told soon.
+            # Our topics exist before they are used: an unknown one is a mistake, and fails soon.
             topic_metadata_propagation_max_ms=3_000,
         )
         count = 0
@@ -189,7 +189,7 @@ class Broker:
         return count
 
     def producer(self, **settings: Any) -> Producer:
-        """A producer for what `produce` does not do, such as transactions (`_` for `.`)."""
+        """A producer for more than `produce` does, such as transactions (`_` for `.`)."""
         return Producer(self._client_settings(**settings))
 
     def consumer(self, **settings: Any) -> Consumer:
@@ -269,7 +269,7 @@ class Broker:
 
 @contextmanager
 def broker(say: Callable[[str], None] = print) -> Iterator[Broker]:
-    """The best broker there is, ready to use; `say` hears which tier it is and why.
+    """The best available broker, ready to use; `say` hears which tier it is and why.
 
     Raises:
         NoBroker: No tier could give one.
@@ -371,7 +371,7 @@ def _all_led(admin: AdminClient) -> bool:
 
 
 def unique_name(prefix: str = "topic") -> str:
-    """A name no other test uses, made of what Kafka allows in names."""
+    """A name that no other test uses, with only characters that Kafka allows."""
     return f"{re.sub('[^A-Za-z0-9]+', '-', prefix).strip('-')[:60]}-{uuid.uuid4().hex[:8]}"
 
 

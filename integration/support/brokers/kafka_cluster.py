@@ -1,4 +1,4 @@
-"""A cluster of three brokers, each a process, and what operators do to it."""
+"""A cluster of three brokers, each a process, and operators' acts on it."""
 
 from __future__ import annotations
 

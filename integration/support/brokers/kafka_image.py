@@ -1,4 +1,4 @@
-"""A Kafka image for a Docker engine that reaches no registry, made of what is here.
+"""A Kafka image for a Docker engine that reaches no registry, made of this machine's files.
 
 The Java runtime of this machine, a static busybox as shell, and the broker's jars from Maven
 Central. It reads the same environment as Apache's own image: `KAFKA_FOO_BAR` is `foo.bar`.
@@ -23,7 +23,7 @@ from kafka_process import CACHE, image_lock, kafka_jars
 
 from pyspark_timestream.demo.broker import KAFKA_VERSION, LOG4J_FILE
 
-# What a broker needs of the JDK; the whole runtime is copied where there is no jlink.
+# The modules of the JDK that a broker needs; without jlink the whole runtime is copied.
 _MODULES = "java.se,jdk.management,jdk.unsupported,jdk.crypto.ec,jdk.zipfs"
 
 # The jars' own native libraries (zstd, lz4) link to these, which stand beside libc.
@@ -65,7 +65,7 @@ def local_image(client: Any) -> str:
 
 
 def _content() -> str:
-    """A hash of what the image is made of, so that a change of it makes a new one."""
+    """A hash of the image's inputs, so that a change of one makes a new image."""
     java = subprocess.run(["java", "-version"], check=True, capture_output=True).stderr
     parts = [Path(__file__).read_bytes(), LOG4J_FILE.encode(), java]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
@@ -89,7 +89,7 @@ def _build(client: Any, repository: str, tag: str) -> None:
 
 
 def _runtime(into: Path) -> Path:
-    """A Java runtime: only what a broker needs where there is a JDK, else all that is here."""
+    """A Java runtime: with a JDK only the modules that a broker needs, else all of it."""
     home = Path(os.path.realpath(shutil.which("java") or "java")).parent.parent
     jlink = home / "bin" / "jlink"
     if jlink.exists() and (home / "jmods").is_dir():
@@ -106,7 +106,7 @@ def _runtime(into: Path) -> Path:
 
 
 def _libraries(runtime: Path) -> Iterator[Path]:
-    """The shared libraries outside the runtime that it and the jars' native parts link to."""
+    """The outside shared libraries that the runtime and the jars' native parts link to."""
     binaries = [runtime / "bin" / "java", *(runtime / "lib").rglob("*.so")]
     done = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False)
     places = set(re.findall(r"^\s+(?:\S+ => )?(/\S+)", done.stdout, re.MULTILINE))

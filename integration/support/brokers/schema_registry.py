@@ -1,4 +1,4 @@
-"""A schema registry of one's own: the REST calls of Confluent's that a reader and a producer make.
+"""Our own schema registry: the REST calls of Confluent's that a reader and a producer make.
 
 It keeps schemas in memory, gives the same schema the same id, each context ids of its own, and does
 not check compatibility. A
@@ -64,7 +64,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Schema:
-    """A schema as it was registered; `serialized` is what `format=serialized` is answered with."""
+    """A schema as it was registered; `serialized` answers `format=serialized`."""
 
     text: str
     type: str = "AVRO"

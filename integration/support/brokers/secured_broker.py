@@ -17,7 +17,7 @@ _STORE_PASSWORD = "changeit"
 
 @dataclass(frozen=True)
 class SecuredBroker:
-    """Where the broker is reached, and how.
+    """The addresses of the broker, and how to use them.
 
     Attributes:
         open: without anything, to make topics.

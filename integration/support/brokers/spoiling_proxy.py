@@ -26,7 +26,7 @@ class SpoilingProxy:
 
     Args:
         upstream: host:port of the broker.
-        spoil: makes of a fetch's answer, after its frame, what the client gets instead.
+        spoil: turns a fetch's answer, after its frame, into the client's answer.
     """
 
     def __init__(self, upstream: str, spoil: Spoil) -> None:
@@ -79,9 +79,9 @@ class SpoilingProxy:
 
 
 def _pass_on(source: socket.socket, to: socket.socket, made: Callable[[bytes], bytes]) -> None:
-    """Send what comes in frames, as `made` makes it, until one of both ends; then both do.
+    """Send each frame as `made` changes it, until one side ends; then end the other.
 
-    A frame that breaks off is dropped: with a size of its own it would pass for a whole one.
+    A broken frame is dropped: with its own size it would pass for a whole one.
     """
     try:
         with suppress(OSError), source.makefile("rb") as stream:
@@ -98,7 +98,7 @@ def _pass_on(source: socket.socket, to: socket.socket, made: Callable[[bytes], b
 
 def _end(*sockets: socket.socket) -> None:
     for each in sockets:
-        # A thread that waits for it wakes up by this, and not by its close.
+        # This wakes up a thread that waits for it, and a close would not.
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
         each.close()
@@ -118,7 +118,7 @@ def spoiling_proxy(upstream: str, spoil: Spoil) -> Iterator[SpoilingProxy]:
 
 
 def batches(content: bytes) -> list[tuple[int, int]]:
-    """Where the first run of record batches in a fetch's answer begin and end."""
+    """Where the first run of record batches in a fetch's answer begins and ends."""
     at, found = 0, []
     while at + LEAST <= len(content):
         offset, size, epoch, magic = struct.unpack_from(">qiib", content, at)
@@ -136,12 +136,12 @@ def batches(content: bytes) -> list[tuple[int, int]]:
 
 
 def sometimes(dice: random.Random, spoil: Spoil) -> Spoil:
-    """`spoil` every other time: what is asked for again may come as it was."""
+    """`spoil` every other time: a repeated request may get the right answer."""
     return lambda content: spoil(content) if dice.random() < 0.5 else content
 
 
 def with_wrong_checksums(dice: random.Random, content: bytes) -> bytes:
-    """Some bytes of a batch's checksum or of what it counts are others."""
+    """Change some bytes of a batch's checksum or of the bytes that it covers."""
     found = batches(content)
     if not found:
         return content

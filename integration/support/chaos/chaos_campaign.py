@@ -1,4 +1,4 @@
-"""A campaign: a chain of real parts under faults drawn from a seed, and what must hold after it.
+"""A campaign: a chain of real parts under faults drawn from a seed, and checks after it.
 
 `python chaos_campaign.py OUT SEED...` runs one chain for each seed, and adds a line to OUT for each
 fault: `make chaos SEEDS=20`. It ends with an error if a promise was broken, or if the chain did not
@@ -71,7 +71,7 @@ class Campaign:
         self._failures: list[BaseException] = []
 
     def run(self) -> None:
-        """All shared faults one after the other, and those of parts beside them."""
+        """All shared faults one after the other, and faults of parts beside them."""
         self._wait_until_all_go_on("the first batches")
         threads = [
             threading.Thread(target=self._strike_parts, args=[n])
@@ -223,7 +223,7 @@ class Setting:
 
 
 def run_seed(seed: int, kinds: list[str], setting: Setting, given: argparse.Namespace) -> Log:
-    """One campaign; its log. What is left of a failed one stays for a look."""
+    """One campaign; return its log. The files of a failed one stay for a look."""
     place = Path(os.environ.get("CHAOS_PLACE", ".work/chaos")).resolve() / f"seed-{seed}"
     shutil.rmtree(place, ignore_errors=True)
     out = given.out
@@ -261,7 +261,7 @@ def run_seed(seed: int, kinds: list[str], setting: Setting, given: argparse.Name
 def draw_kinds(
     seed: int, rounds: int, setting: Setting, only: str, hits: Counter[str]
 ) -> list[str]:
-    """Each kind that the setting has once a round, those first that have hit least so far.
+    """Each kind that the setting has, once a round, the rarest hits so far first.
 
     Among equals the seed decides.
     """
@@ -275,7 +275,7 @@ def draw_kinds(
 
 
 def hits_so_far(out: Path, kept: Path | None) -> Counter[str]:
-    """How often each kind has hit: in the faults of `out`, and in results that are kept."""
+    """How often each kind has hit: in the faults of `out`, and in kept results."""
     found: Counter[str] = Counter()
     if kept is not None and kept.exists():
         for kind in json.loads(kept.read_text())["kinds"]:
@@ -308,8 +308,8 @@ def main() -> None:
     parser.add_argument("--on", choices=["process", "executors", "three", "container"])
     parser.add_argument("--without-spark", action="store_true", help="stores and clients alone")
     given = parser.parse_args()
-    # A shell starts what it runs in the background with Ctrl-C ignored, and all parts would inherit
-    # that: none of them would ever end by one.
+    # A shell lets its background processes ignore Ctrl-C, and all parts would inherit that: none of
+    # them would ever end by one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     disks = own_mounts()
     given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -162,7 +162,7 @@ class Parts:
         }
 
     def messages(self, since: float) -> list[tuple[str, str]]:
-        """What operators saw since then: where, and what `why` said."""
+        """The errors that operators saw since then: the place, and what `why` said."""
         return [
             (name.split("-")[0], f"{line['error']}: {line['message']}")
             for name in self.part_kinds()
@@ -220,7 +220,7 @@ class Parts:
             return "idle"
 
     def has_gone_on(self, name: str, since: float) -> bool:
-        """Whether a part has done something since then that is no error."""
+        """Whether a part has done a step without an error since then."""
         return any(
             not {"begun", "message", "tried"} & line.keys()
             for line in self.lines(name).since(since)
@@ -242,7 +242,7 @@ class Parts:
 
 
 class Chain(Parts):
-    """All of it: with brokers, and a driver with its stand-by."""
+    """The whole chain: with brokers, and a driver with its stand-by."""
 
     DISKS: ClassVar = {**Parts.DISKS, "spill": 256}
 
@@ -359,7 +359,7 @@ class Chain(Parts):
         time.sleep(1)
 
     def keep_for_a_look(self) -> None:
-        """Copy what is on the disks, which end with this process, and print all threads."""
+        """Copy the contents of the disks, which end with this process, and print all threads."""
         self.dump_threads("last")
         super().keep_for_a_look()
         text = str(self.messages(0)[-20:])
@@ -378,7 +378,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def python_workers(session: int) -> list[int]:
-    """The processes that run Python tasks: what the daemon of workers has forked."""
+    """The processes that run Python tasks: the forks of the daemon of workers."""
     return [pid for pid in members(session) if b"pyspark.daemon" in command(parent(pid))]
 
 
@@ -420,6 +420,6 @@ def chain(
     tier: str = "process",
     lean: bool = False,
 ) -> Iterator[Chain]:
-    """A chain that runs, `lean` with few parts; nothing of it is left after the block."""
+    """A chain that runs, `lean` with few parts; the end of the block removes all of it."""
     with ExitStack() as stack:
         yield Chain(place, stack, disks=disks, master=master, tier=tier, lean=lean)

@@ -59,7 +59,7 @@ Window = tuple[str, int, int, int]
 
 
 def check(chain: Chain) -> dict[str, int]:
-    """All that must hold when nothing comes any more; how much there was of each."""
+    """Check all that must hold when nothing comes any more; return how much there was of each."""
     records = [
         (each.partition(), each.offset(), each.value()) for each in chain.broker.read("events")
     ]
@@ -143,7 +143,7 @@ def originals(chain: Parts) -> list[Window]:
 
 
 def published(chain: Chain) -> list[Window]:
-    """What a read_committed reader of the second topic finds, without the marks."""
+    """The rows of a read_committed reader of the second topic, without the marks."""
     found = []
     for message in chain.broker.read("windows"):
         if "cti" in dict(message.headers() or []):
@@ -259,7 +259,7 @@ def newest_originals(chain: Parts) -> list[dict[str, Any]]:
 
 
 def leftovers(chain: Parts) -> list[str]:
-    """What should not be there when all have ended: staged files and temporary ones, groups."""
+    """Remains that must be gone when all have ended: staged and temporary files, groups."""
     found = [str(path) for path in (chain.place / "tmp").rglob("*") if is_ours(path)]
     for store in chain.stores.iterdir():
         log = store / "_delta_log"
@@ -273,7 +273,7 @@ def leftovers(chain: Parts) -> list[str]:
 
 
 def unknown_groups(chain: Chain) -> list[str]:
-    """Consumer groups that are not those of a query's checkpoint."""
+    """Consumer groups that belong to no query's checkpoint."""
     admin = AdminClient({"bootstrap.servers": chain.places.bootstrap})
     groups = [each.group_id for each in admin.list_consumer_groups().result(10).valid]
     queries = {

@@ -1,8 +1,8 @@
 """A wall clock of the driver that can be moved while it runs, as an operator or NTP moves one.
 
 A small library is loaded before all others into each process of the driver, in C, Java and Python.
-It adds to what the system says is the time of day what stands in a file. Time that only passes
-(the monotonic clock) stays what it is, as when a real clock is set, and so do waits.
+It adds the number in a file to the system's time of day. The monotonic clock stays as it is, as
+when a real clock is set, and so do waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The driver of a chain: queries that are started again when they fail, as a service manager does.
 
 It imports and begins a session first, and then waits for a line, so that another one can stand by
-until this one is killed. What an operator would see of each failure it notes in a file.
+until this one is killed. It notes each failure in a file, as an operator would see it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ STORED = "which is stored"
 
 
 def in_batches(chain: Chain) -> str:
-    """Which queries are in a batch now, and whether their store has it; empty if none is."""
+    """The queries in a batch now, and whether their store has it; empty if there is none."""
     found = []
     for name in QUERIES:
         batch = chain.planned(name)
@@ -52,7 +52,7 @@ def in_batches(chain: Chain) -> str:
 
 
 def frozen_in_a_batch(chain: Chain, chance: Random, wanted: str = "") -> str:
-    """Freeze the driver while some query is in a batch; which one, empty if that was missed."""
+    """Freeze the driver while some query is in a batch; return which, empty if it was too late."""
     time.sleep(chance.uniform(0, 1))
     return frozen_when(chain, lambda: found if wanted in (found := in_batches(chain)) else "")
 
@@ -138,7 +138,7 @@ PHASES: dict[str, Phase] = {
 def reach(phase: Phase, chain: Chain, chance: Random) -> tuple[str | None, bool]:
     """Wait for the stand-by and the phase; return what the phase found, and whether it missed.
 
-    A driver whose phase was missed is left alone.
+    A driver that missed the phase is not touched.
     """
     chain.spare.wait_until_ready()
     found = phase(chain, chance)
@@ -276,12 +276,12 @@ def two_drivers(chain: Chain, chance: Random) -> str | None:
 
 
 def kill_broker(chain: Chain, chance: Random) -> str | None:
-    """SIGKILL of a broker, which is started again after up to three seconds."""
+    """SIGKILL of a broker; it is started again after up to three seconds."""
     return without_broker(chain, chance, lambda broker: broker.kill())
 
 
 def stop_broker(chain: Chain, chance: Random) -> str | None:
-    """An operator stops a broker, which hands its partitions over, and starts it again."""
+    """An operator stops a broker, after it has handed over its partitions, and starts it again."""
     return without_broker(chain, chance, lambda broker: broker.stop())
 
 
@@ -307,7 +307,7 @@ def freeze_broker(chain: Chain, chance: Random) -> str | None:
 
 
 def delete_groups(chain: Chain, chance: Random) -> str | None:
-    """An operator deletes the consumer groups in which the sources keep their clocks."""
+    """An operator deletes the consumer groups where the sources keep their clocks."""
     deleted = []
     for name in ("windows", "copy"):
         newest = chain.checkpoints / name / "offsets" / str(chain.planned(name))
@@ -348,7 +348,7 @@ def away(name: str) -> Fault:
 
 def disk_fault(name: str, break_: str, mend: str, seen: str) -> Fault:
     def fault(chain: Chain, chance: Random) -> str | None:
-        """Until an operator has seen an error of a query or a client that says so."""
+        """Wait until an operator has seen an error of a query or a client that says so."""
         disk, begun = chain.disks[name], time.time()
         deadline = begun + 20
         hit = None
@@ -372,7 +372,7 @@ def disk_fault(name: str, break_: str, mend: str, seen: str) -> Fault:
 
 def move_clock(seconds: int) -> Fault:
     def fault(chain: Chain, chance: Random) -> str | None:
-        """Until each query has run a batch by the moved clock, or has told what is wrong."""
+        """Wait until each query has run a batch by the moved clock, or has told what is wrong."""
         before = {name: chain.planned(name) for name in QUERIES}
         begun = true_time()
         chain.clock.move(seconds)
@@ -454,7 +454,7 @@ def set_back(
 ) -> Iterator[None]:
     """Keep copies, let the query go on for some batches, and put the copies back.
 
-    `newest` gets what the first of them was before that.
+    `newest` gets the first one's state before that.
     """
     chain.stop_query(name)
     for what, kept in copies.items():
@@ -491,7 +491,7 @@ def refusal(chain: Chain, name: str, pattern: str) -> str | None:
 
 
 class Kind(NamedTuple):
-    """A fault of what all share, and what a chain must have for it."""
+    """A fault of a shared part, and what a chain must have for it."""
 
     fault: Fault
     needs: str = ""

@@ -1,8 +1,8 @@
 """The parts of a chain that need no Spark, each a process of its own that a campaign kills.
 
 One process imports everything and then forks a part for each line that it is given, so a part that
-was killed is back within milliseconds. A part does the same again and again; it notes what it is
-doing, what was acknowledged, and each error with its next step.
+was killed is back within milliseconds. A part does the same again and again; it notes its step,
+each acknowledgement, and each error with its next step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IDLE = b"idle".ljust(16)
 
 
 class Part:
-    """What a part tells: in `NAME.state` its step, in `NAME.log` what came of each."""
+    """A part's notes: in `NAME.state` its step, in `NAME.log` the result of each."""
 
     def __init__(self, name: str, place: Path) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class Part:
 
     @contextlib.contextmanager
     def doing(self, step: str) -> Iterator[None]:
-        """Say that this step is being done, for whoever kills this process."""
+        """Say that this step is being done, for a campaign that kills this process."""
         os.pwrite(self._state, step.encode().ljust(16), 0)
         try:
             yield
@@ -219,7 +219,7 @@ def maintain(part: Part, store: str, *others: str) -> NoReturn:
 
 
 def produce(part: Part, bootstrap: str, topic: str, begun: float, kind: str, seed: int) -> NoReturn:
-    """Produce events of now, up to 35 seconds of theirs late; what is broken; transactions."""
+    """Produce present events, up to 35 seconds late; broken ones; transactions."""
     chance = random.Random(seed ^ int(time.time() * 1000))
     settings: dict[str, Any] = {"bootstrap.servers": bootstrap, "log_level": 0, "linger.ms": 5}
     settings["message.timeout.ms"] = 4_000

@@ -1,7 +1,7 @@
-"""What campaigns have found, as `bench/results/<machine>/chaos.json` keeps it.
+"""The results of campaigns, as `bench/results/<machine>/chaos.json` keeps them.
 
 `python chaos_results.py OUT FAULTS...` adds the lines of campaigns to what OUT has. A seed counts
-if all that must hold was checked after it, and only once; a fault counts if it hit.
+once, and only if everything was checked after it; a fault counts if it hit.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def summary(lines: list[dict[str, Any]], checked: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts by kind, how long until the chain went on, and what operators were told."""
+    """Counts by kind, the time until the chain went on, and the messages to operators."""
     total: Counter[str] = Counter()
     for each in checked:
         total.update(each["checked"])
@@ -154,7 +154,7 @@ def text_key(text: str) -> str:
 
 
 def in_words_of_today(text: str) -> str:
-    """What `why` makes of a foreign error now, if it knew no next step when the fault hit."""
+    """The text of `why` for a foreign error now, if it knew no next step when the fault hit."""
     if not text.startswith("not an error of"):
         return text
     return explained(RuntimeError(text.rpartition("; caused by ")[2].partition(": ")[2] or text))

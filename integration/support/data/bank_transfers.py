@@ -2,7 +2,7 @@
 
 Transfers of 1 dollar between 10 accounts, in 60 seconds of a day, each reported up to 10 seconds
 after it was made, so out of order; the numbers are our own (numpy, seed 42), in the post's shape.
-The post asks for four views, and that no view ever shows what no set of transfers can give:
+The post asks for four views, and that no view ever shows an impossible total:
 
 | the post's SQL | here |
 | --- | --- |
@@ -139,7 +139,7 @@ def common(kafka: str, topic: str) -> dict[str, str]:
 
 
 def balances(read: Callable[[], DataFrame]) -> DataFrame:
-    """(account, second, credits, debits): what a second has added to an account's two sums."""
+    """(account, second, credits, debits): a second's additions to an account's two sums."""
     credit = sums(read(), "to_account", "from_account", "credits")
     debit = sums(read(), "from_account", "to_account", "debits")
     return credit.join(debit, ["account", "second"])

@@ -34,7 +34,7 @@ def expected_hours(count: int | None) -> list[Any]:
 
 
 def missing_flights(store: Path, count: int | None) -> int:
-    """The departures that the windows lack that were written first."""
+    """The departures that the first windows lack."""
     stored = DeltaTable(store).to_pyarrow_table()
     first = stored.filter(pc.not_equal(stored["author"], "correct_late"))["flights"].to_pylist()
     return sum(hour[2] for hour in expected_hours(count)) - sum(first)

@@ -1,8 +1,7 @@
 """JSON for the comparison with `from_json`: literals and documents, and where the two differ.
 
-`IN_FIELDS` and `OF_DOCUMENTS` are the list of docs/explanation/from-json.md: what a literal is
-about when it is read as a type, and which documents. A pair of literal and
-type that is in none must come out the same.
+`IN_FIELDS` and `OF_DOCUMENTS` are the list of docs/explanation/from-json.md: the items that a pair
+of literal and type falls under, and the documents. Other pairs must come out the same.
 """
 
 from __future__ import annotations
@@ -197,7 +196,7 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
     "an offset beyond 18 hours, up to `+23:59`, as a timestamp": _has_far_zone,
     "times before year 1 or after 9999-12-31T23:59:59Z": _is_out_of_range,
 }
-"""What the page says -> whether it is about a literal that is read as a type."""
+"""Item of the page -> whether it is about a literal that is read as a type."""
 
 OF_DOCUMENTS: dict[str, tuple[bytes, ...]] = {
     "an empty value, or blanks alone": (b"", b" ", b"\r\n"),

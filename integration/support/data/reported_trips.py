@@ -1,4 +1,4 @@
-"""A day of trips that are reported late, and what a watermark and CTIs keep of them.
+"""A day of trips that are reported late, and the trips that a watermark and CTIs keep.
 
 `trips()` are the records; `kept_by_spark` and `kept_by_ctis` run the job of the page
 docs/how-to/migrate-from-kafka.md before and after, and count the trips in its windows.
@@ -72,7 +72,7 @@ def kept_by_spark(
         topic: the trips.
         delay: of the watermark.
         limit: the most records of a batch.
-        parts: produce, one after the other, what is read in a run of its own.
+        parts: each produces the records of one run, in order.
     """
     rows = source.stream(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=limit)
     value = F.from_json(F.col("value").cast("string"), FIELDS)

@@ -18,7 +18,7 @@ from spark_session import local_spark
 def start(
     spark: SparkSession, kafka: str, topic: str, delay_s: int, limit: int, store: str, place: str
 ) -> StreamingQuery:
-    """Read what is there to its end, which is the end of the stream."""
+    """Read the topic to its present end, which is the end of the stream."""
     more = {"finalCti": "true", "maxOffsetsPerTrigger": str(limit)}
     found = totals(lambda: by_ctis(spark, kafka, topic, delay_s, **more))
     writer = found.withColumn("series", F.lit("total")).writeStream.format("tseries")

@@ -1,4 +1,4 @@
-"""Programs of a client of Spark Connect: each is run in a process of its own by test_connect.py.
+"""Programs of a client of Spark Connect: test_connect.py runs each in its own process.
 
 A process has sessions of Spark Connect or classic ones, never both. So this module is imported by
 the process of the tests as well, but only the client's calls its functions; they take and return
@@ -106,7 +106,7 @@ def count_windows(bootstrap: str, topic: str, place: str) -> list[list[Any]]:
 
 
 def count_filtered(place: str) -> dict[str, Any]:
-    """What filters before `advance_time` release, and what is refused, over Spark Connect."""
+    """Filters before `advance_time` over Spark Connect: released rows, and refusals."""
     from pyspark_timestream import advance_time
 
     schema = "station string, start_time timestamp, n double, cti timestamp"
@@ -240,7 +240,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 def ask_in_pipeline() -> list[str]:
-    """What each helper says in a function of a declarative pipeline."""
+    """The answer of each helper in a function of a declarative pipeline."""
     from pyspark.pipelines.add_pipeline_analysis_context import add_pipeline_analysis_context
     from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph
 
@@ -272,7 +272,7 @@ def ask_in_pipeline() -> list[str]:
 
 
 def run_blocks(blocks: list[str]) -> str:
-    """What Python code of a page prints, block by block, beside the session of this client."""
+    """The output of a page's Python code, block by block, beside this client's session."""
     output = io.StringIO()
     names: dict[str, object] = {}
     with contextlib.redirect_stdout(output):
@@ -282,7 +282,7 @@ def run_blocks(blocks: list[str]) -> str:
 
 
 def fail(bootstrap: str, topic: str, place: str) -> list[str]:
-    """What `why` says of a query that failed, and of its exception; then what `end_stream` says."""
+    """The texts of `why` for a failed query and its exception; then the answer of `end_stream`."""
     from pyspark_timestream import end_stream, explain_time, why
 
     options = _topic(bootstrap, topic, ctiFrequency="1", violationPolicy="fail")

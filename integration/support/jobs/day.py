@@ -82,7 +82,7 @@ def store_hours(hours: DataFrame, store: Path) -> StreamingQuery:
 
 
 def first_report(query: StreamingQuery) -> None:
-    """Return when the first batch has begun, or nothing will come any more."""
+    """Return when the first batch has begun, or when nothing will come any more."""
     while query.isActive and not clock_report(query):
         time.sleep(0.1)
 
@@ -107,7 +107,7 @@ def watch(query: StreamingQuery) -> None:
 
 
 def clock_report(query: StreamingQuery) -> dict[str, Any]:
-    """What the time source last said of itself; empty before its first batch."""
+    """The time source's last report of itself; empty before its first batch."""
     progress = query.lastProgress
     said = progress.sources[0].latestOffset if progress else None
     return json.loads(said) if said and said != "null" else {}
@@ -154,7 +154,7 @@ def show_series(rows: list[Row], table: str) -> None:
 
 
 def simulate(work: Path) -> None:
-    """The day into a store under `work`, and what it then holds."""
+    """The day into a store under `work`, and then the store's contents."""
     store = work / "store"
     with show_progress("Starting Spark and its Python workers", START_SECONDS):
         spark = local_spark("day", log=work / "spark.log", spark_sql_shuffle_partitions="1")

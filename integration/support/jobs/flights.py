@@ -49,7 +49,7 @@ def produce_flights(
 ) -> str:
     """Produce the flights, or the first `count`, to a topic of four partitions; return its name.
 
-    `tell` is told how much has been produced, from 0 to 1. All encodings but JSON need a registry.
+    `tell` hears how much has been produced, from 0 to 1. All encodings but JSON need a registry.
     """
     name = kafka.create_topic(topic, PARTITIONS)
     number = register_flight(registry, f"{name}-value", encoding) if registry else 0
@@ -252,7 +252,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def run_alone(given: argparse.Namespace) -> None:
-    """Everything, from the broker to the chart; what an earlier run left is replaced."""
+    """Everything, from the broker to the chart; it replaces the files of an earlier run."""
     for left in (given.store, given.checkpoint):
         shutil.rmtree(left, ignore_errors=True)
     given.place.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from pyspark_tseries import DefaultSource
 
 
 class Socket(io.RawIOBase):
-    """Its other end keeps only the beginning of what was sent: the partition, and Spark's flag."""
+    """Its other end keeps only the beginning of each message: the partition, and Spark's flag."""
 
     begun = b""
 

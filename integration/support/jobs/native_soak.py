@@ -1,8 +1,8 @@
 """Random topics and ranges through the native reader, each against confluent-kafka's messages.
 
 `native_soak.py SECONDS SEED [BOOTSTRAP]`: without a broker's address it starts one, and kills it
-now and then. Some of what brokers answer is spoilt on the way. `sanitized_environment` says what to
-run it with for the address sanitizer.
+now and then. Some answers of brokers are spoilt on the way. `sanitized_environment` has the
+environment variables for the address sanitizer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVERYTHING = ColumnSet(True, True, True, True)
 
 
 def sanitized_environment(place: Path, build: Any, source: Path | None = None) -> dict[str, str]:
-    """Environment variables under which Python loads a sanitized library, by default the reader."""
+    """Environment variables that make Python load a sanitized library, by default the reader."""
     library = (place / (source or build.SOURCE).name).with_suffix(".so")
     trouble = build.build_library(library, [*SANITIZE, "-fno-sanitize-recover=all"], source)
     assert trouble is None, trouble
@@ -127,7 +127,7 @@ def compare(kafka: Broker, native_reader: Any, dice: random.Random) -> int:
             found = rows(list(ours.read(span, needs)))
             assert found == rows(list(theirs.read(span, needs))), (topic, span, needs)
             count += len(found[0])
-            # One that is given up in the middle must not disturb the next.
+            # A read given up in the middle must not disturb the next.
             next(ours.read(OffsetRange(span.partition, 0, end), needs), None)
     assert native_reader.live_buffers() == 0, f"{native_reader.live_buffers()} buffers are left"
     return count
@@ -152,7 +152,7 @@ def read_through_a_kill(kafka: Broker, native_reader: Any, dice: random.Random) 
 
 
 def read_what_is_spoilt(kafka: Broker, native_reader: Any, dice: random.Random) -> int:
-    """Right records, or an error behind some of them, though answers are spoilt; how many were.
+    """Check that spoilt answers give right records, or an error behind some; return how many.
 
     Checksums are checked, as is our default: without that librdkafka 2.16 inflates some garbled
     batches for ever.

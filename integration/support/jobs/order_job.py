@@ -1,4 +1,4 @@
-"""The job that `order_by_time` is for: an out-of-order topic into a store that refuses disorder."""
+"""The typical job of `order_by_time`: an out-of-order topic into a store that refuses disorder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = "station string, number long, start_time timestamp, cti timestamp"
 
 
 def readings(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
-    """Readings at most five seconds late, forty a batch, to the end of what is there."""
+    """Readings at most five seconds late, forty a batch, to the present end of the topic."""
     reader = spark.readStream.format("timestream").schema(SCHEMA)
     options = {
         "transport": "kafka",

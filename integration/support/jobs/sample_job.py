@@ -1,7 +1,7 @@
 """A small streaming job for the harness's own tests: files in, a Delta table out.
 
-The sink is the plainest exactly-once sink there is: a Delta commit with the batch id as the
-transaction version. With `--twice` it forgets to look whether the batch is there already.
+The sink is the simplest exactly-once sink: a Delta commit with the batch id as the transaction
+version. With `--twice` it does not check whether the batch is there already.
 """
 
 from __future__ import annotations

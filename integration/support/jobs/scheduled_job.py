@@ -33,7 +33,7 @@ class Job:
         self._transport = KafkaTransport({**self._fixed, **options})
 
     def run(self, now_s: int = 0, batches: int | None = None) -> list[float]:
-        """Run to the end of what is there at `now_s`; the CTIs that the run has told.
+        """Run to the end of the log at `now_s`; return the CTIs that the run has told.
 
         With `batches` the run stops after so many, as if it was killed there.
         """

@@ -50,7 +50,7 @@ def start_chain(
     place: Path,
     stages: Sequence[str] = STAGES,
 ) -> dict[str, Any]:
-    """Start the queries: the windows of the topic, and those that take them from their store."""
+    """Start the queries: the windows of the topic, and the queries that read their store."""
     fine, coarse = place / "fine", place / "coarse"
     for store in (fine, coarse):
         if not store.exists():
@@ -67,7 +67,7 @@ def start_chain(
 
 
 def wait_until_ended(queries: dict[str, Any], place: Path) -> None:
-    """Wait until the checkpoint of every query is at the last watermark there is, and stop them."""
+    """Wait until the checkpoint of every query is at the last watermark, and stop them."""
     deadline = time.monotonic() + LIMIT_S
     while not all(has_ended(place / f"{stage}-checkpoint") for stage in queries):
         for query in queries.values():
@@ -105,7 +105,7 @@ def read_topic(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
 
 
 def subscribe(spark: SparkSession, store: Path) -> DataFrame:
-    """The events of a store with its CTIs; edits are not in its promise."""
+    """The events of a store with its CTIs; its promise does not cover edits."""
     options = {"cti": "true", "subscriptionRange": "unlimited", "maxEventsPerTrigger": "150"}
     rows = spark.readStream.format("tseries").options(**options).load(str(store))
     return rows.where("original_sequence IS NULL")

@@ -1,7 +1,7 @@
 """The process that `test_store_kills` kills: `STORE ACKNOWLEDGED PHASE DIED`.
 
 It appends while another thread merges, checkpoints, cleans, and changes the retained range, and
-kills itself in the given phase of its work, at a random moment of it, noting that in DIED.
+kills itself at a random moment of the given phase of its work, noting that in DIED.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AHEAD = 100
 
 
 def rows(number: int) -> pa.Table:
-    """An event for every series; what has the value n must get the sequence n."""
+    """An event for every series; the one with value n must get the sequence n."""
     size = len(SERIES)
     return pa.table(
         {
@@ -61,7 +61,7 @@ class Doomed:
 
     @contextlib.contextmanager
     def passing(self, phase: str) -> Iterator[None]:
-        """A passage of `phase`; if it is over before the kill comes, the next one is meant."""
+        """A passage of `phase`; if it is over before the kill comes, the next one is hit."""
         if phase != self._phase:
             yield
             return
@@ -89,7 +89,7 @@ def main() -> None:
     maintained = threading.Event()
     threading.Thread(target=maintenance, args=(store, doomed, maintained), daemon=True).start()
     number = int(store.index().lookup(SERIES[:1])["last_sequence"][0]) + 1
-    # What was stored and not acknowledged when the last process was killed is stored for all that.
+    # Events stored but not acknowledged when the last process was killed are stored all the same.
     with open(acknowledged, "ab", buffering=0) as file:
         file.write(b"." * (number - os.path.getsize(acknowledged)))
         while True:

@@ -1,4 +1,4 @@
-"""Runs queries one after the other and prints what their sources say; the log is its stderr."""
+"""Runs queries one after the other and prints their sources' reports; the log is its stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_timestream import explain_time
 def main(queries: list[dict[str, Any]]) -> None:
     """Run each of `queries`: its `name`, `options`, `schema` or none, and `checkpoint` or none.
 
-    Without a checkpoint it is a batch read, which has nothing but the log.
+    Without a checkpoint it is a batch read, which has only the log.
     """
     spark = local_spark("warned")
     for asked in queries:

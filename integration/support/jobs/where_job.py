@@ -1,4 +1,4 @@
-"""A job that filters in the source, and folds what is left: `where_job.py BOOTSTRAP TOPIC PLACE`.
+"""A job that filters in the source, and folds the rest: `where_job.py BOOTSTRAP TOPIC PLACE`.
 
 Its batches are small, so that Spark gets them with their tasks. Run again, it resumes.
 """

@@ -44,7 +44,7 @@ class Source:
         return reader.format(self.name).options(**given)
 
     def run(self, frame: DataFrame | None = None, checkpoint: str = "a", **options: Any) -> list:
-        """The values of each batch with rows, of all that is there now."""
+        """The values of each batch with rows, up to the topic's present end."""
         query = Running(self, self.stream(**options) if frame is None else frame, checkpoint, True)
         query.query.awaitTermination()
         return query.batches
@@ -84,7 +84,7 @@ class Running:
         self.query.stop()
 
     def all(self) -> list[int]:
-        """All values so far, after what is there now has been read."""
+        """All values so far, after reading to the topic's present end."""
         self.query.processAllAvailable()
         return flat(self.batches)
 
@@ -107,7 +107,7 @@ def transactional(broker: Broker) -> Any:
 
 
 def send(producer: Any, topic: str, numbered: Iterable[int]) -> None:
-    """Numbers into partition 0, of the transaction that is open."""
+    """Numbers into partition 0, in the open transaction."""
     for number in numbered:
         producer.produce(topic, str(number), partition=0)
     producer.flush(30)
@@ -128,7 +128,7 @@ def outcome(deed: Callable[[], Outcome]) -> Outcome:
 
 
 def text(value: Any) -> str:
-    """An option's value as Spark wants it: JSON for what is not text."""
+    """An option's value as Spark wants it: JSON for anything but text."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

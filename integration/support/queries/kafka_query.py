@@ -115,7 +115,7 @@ class Stream:
         return (writer.trigger(availableNow=True) if once else writer).start()
 
     def run(self, frame: DataFrame | None = None, **options: Any) -> list[Row]:
-        """Run to the end of what is there now; all rows so far, in order of batch."""
+        """Run to the topic's present end; return all rows so far, in order of batch."""
         self.query = self.start(frame, **options)
         self.query.awaitTermination()
         return self.rows()

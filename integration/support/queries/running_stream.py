@@ -1,4 +1,4 @@
-"""Short words for tests that watch a query while it runs: what it has told, found and recorded."""
+"""Short words for tests that watch a running query: its reports, rows and records."""
 
 import json
 import time

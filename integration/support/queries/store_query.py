@@ -45,7 +45,7 @@ def write_input(directory: Path, number: int, rows: list[tuple[str, int | None, 
 
 
 def stored(store: Path) -> dict[str, list[dict[str, Any]]]:
-    """What a plain Delta reader sees, per series, by sequence."""
+    """The rows of a plain Delta reader, per series, by sequence."""
     table = DeltaTable(store).to_pyarrow_table().sort_by("sequence")
     found: dict[str, list[dict[str, Any]]] = {}
     for row in table.to_pylist():

@@ -1,4 +1,4 @@
-"""Short words for tests of writes to a topic: jobs that write, and what a reader finds there."""
+"""Short words for tests of writes to a topic: jobs that write, and readers of the result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fail_once(text: str, marker: Path) -> Callable[[str], str]:
 
 
 class WriteProgress:
-    """Which batches a query has written to a topic, from the groups in which it notes them."""
+    """The batches that a query has written to a topic, from the groups where it notes them."""
 
     def __init__(self, broker: Broker, topic: str, checkpoint: Path, writer: str = "job") -> None:
         self._broker, self._topic, self._checkpoint = broker, topic, checkpoint
@@ -58,7 +58,7 @@ class WriteProgress:
         if name not in self._readers:
             query = json.loads((self._checkpoint / "metadata").read_text())["id"]
             group = Owner.of(self._options, query, name).group
-            # What a frozen job has pending must not hold the look back.
+            # A frozen job's pending transactions must not hold the look back.
             reader = self._broker.consumer(group_id=group, isolation_level="read_uncommitted")
             self._readers[name] = reader
         asked = [TopicPartition(self._topic, 0)]
@@ -133,7 +133,7 @@ class TopicJob:
         return [each for each in self.read(partition) if isinstance(each, Mark)]
 
     def read(self, partition: int = 0) -> list[Mark | Any]:
-        """What a read_committed consumer finds in a partition: marks, and values as JSON."""
+        """The records of a partition for a read_committed consumer: marks, and values as JSON."""
         found = [each for each in self.broker.read(self.target) if each.partition() == partition]
         return [_mark_or_value(each) for each in sorted(found, key=lambda each: each.offset())]
 

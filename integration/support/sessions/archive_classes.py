@@ -1,4 +1,4 @@
-"""Let Java keep Spark's classes in a file, as it has them in memory: sessions then start sooner.
+"""Let Java keep Spark's loaded classes in a file, so that sessions start sooner.
 
 `archive_classes.py FILE` runs a few queries in a session of Spark. Its JVM writes the classes that
 it has loaded into FILE (class data sharing, JEP 350). A Java with `-XX:SharedArchiveFile=FILE` and
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from spark_session import local_spark
 
 WRITE_SECONDS = 120
-"""What Java may take to end, and to write the file before it does."""
+"""Seconds for Java to write the file and to end."""
 
 
 def main(file: Path) -> None:
@@ -26,7 +26,7 @@ def main(file: Path) -> None:
     flags = os.environ.get("JVM_FLAGS", "")
     os.environ["SPARK_SUBMIT_OPTS"] = f"{flags} -XX:ArchiveClassesAtExit={new} -Xlog:cds*=off"
     with tempfile.TemporaryDirectory() as place:
-        # Workers that the end surprises say so, which helps only if something else fails.
+        # Workers complain of the sudden end, which helps only if something else fails.
         log = Path(place) / "spark.log"
         try:
             run_session(log, Path(place))

@@ -19,7 +19,7 @@ def demo(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     (place / "cache").mkdir()
     (place / "cache" / "timestream").symlink_to(CACHE)
     environment = {**os.environ, "XDG_CACHE_HOME": str(place / "cache"), "TMPDIR": str(place)}
-    # A shell's jobs in the background ignore Ctrl-C, and so would the demo that they start.
+    # A shell's background jobs ignore Ctrl-C, and so would a demo that they start.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "pyspark_timestream", "demo"]
     with subprocess.Popen(
         [*command, *arguments],
@@ -32,7 +32,7 @@ def demo(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def printed_until(process: subprocess.Popen[str], words: str) -> str:
-    """What the demo prints up to the line that begins with `words`."""
+    """The output of the demo up to the line that begins with `words`."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:

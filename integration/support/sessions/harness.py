@@ -1,4 +1,4 @@
-"""Kill a Spark job with SIGKILL where it hurts, start it again, and say what was really hit.
+"""Kill a Spark job with SIGKILL where it hurts, start it again, and say what was hit.
 
 A kill point says where. The harness watches the job's files without a pause, freezes the whole job
 (every thread of driver, JVM and Python workers) as soon as the point seems reached, looks again
@@ -83,7 +83,7 @@ class KilledRuns:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the last start, which was left to finish; 0 is success."""
+        """The exit code of the last start, which was left to finish; 0 is success."""
         return self.attempts[-1].exit_code
 
 
@@ -171,7 +171,7 @@ def _ended(session: ProcessSession) -> int:
 
 @dataclass
 class AfterSeconds:
-    """So long after each start; the moment of a crash in production."""
+    """This long after each start: the moment of a crash in production."""
 
     seconds: float
 
@@ -210,7 +210,7 @@ class InBatch:
     Attributes:
         checkpoint: The query's checkpoint directory.
         only: Kill in this batch and no other.
-        then: What must be true as well, given the batch; true by default.
+        then: A further condition, given the batch; true by default.
     """
 
     checkpoint: Path
@@ -269,7 +269,7 @@ def forget_batches(log: Path, after: int) -> None:
 
 
 class DeltaLog:
-    """Which batches a Delta table's log has, reading each entry once."""
+    """The batches in a Delta table's log; reads each entry once."""
 
     def __init__(self, table: Path, app_id: str = "") -> None:
         self._log = table / "_delta_log"

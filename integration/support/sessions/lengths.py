@@ -1,7 +1,7 @@
 """The length of repetitions: short in `make test` and `make integration`, long in `make soak`.
 
-A short run holds every promise; a long one looks for what only many tries find. CI has the time for
-some more of the cases than `make test`, and leaves those marked `outside_ci` to the whole recipes.
+A short run checks every promise; a long one looks for bugs that need many tries. CI has the time
+for more cases than `make test`, and leaves cases marked `outside_ci` to the whole recipes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def repetitions(short: int, long: int) -> int:
 
 
 def in_ci(short: T, long: T) -> T:
-    """What a run of `make test` has, and what all other runs have."""
+    """The sizes of a run of `make test`, and of all other runs."""
     return long if FULL_LENGTH or IN_CI else short
 
 

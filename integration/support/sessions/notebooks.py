@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 240
-"""Of a cell; the first batch of a session takes seconds, and on a loaded machine many."""
+"""Seconds for a cell; the first batch of a session takes seconds, on a loaded machine many."""
 
 
 def execute(notebook: nbformat.NotebookNode, place: Path) -> nbformat.NotebookNode:

@@ -56,12 +56,12 @@ class ProcessSession:
         """Stop every thread of every member; True when none of them can write any more.
 
         False is possible: a thread that waits in the kernel for a child it has just spawned cannot
-        be stopped while that child is. What matters must then be looked at after a kill.
+        be stopped while that child is. Then check the important files after the kill.
         """
         return _until(self._frozen, timeout)
 
     def _frozen(self) -> bool:
-        # Again and again, for what was forked after the last look.
+        # Again and again, for processes forked after the last look.
         moving = [pid for pid in members(self.id) if not _is_frozen(pid)]
         for pid in moving:
             _send(pid, signal.SIGSTOP)
@@ -72,7 +72,7 @@ class ProcessSession:
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL everything, and again what was forked in between, until nothing is left."""
+        """SIGKILL everything, and processes forked meanwhile, until nothing is left."""
         if not _until(self._killed, timeout=10.0):
             raise TimeoutError(f"session {self.id} survived SIGKILL: {members(self.id)}")
         self._popen.wait()
@@ -122,7 +122,7 @@ def _is_frozen(pid: int) -> bool:
 
 
 def _stat(path: Path) -> list[str] | None:
-    """State, parent, group, session, ...: what follows the name in parentheses."""
+    """State, parent, group, session, ...: the fields after the name in parentheses."""
     try:
         return path.read_text().rpartition(")")[2].split()
     except OSError:

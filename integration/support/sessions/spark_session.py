@@ -26,7 +26,7 @@ def local_spark(
 ) -> SparkSession:
     """A session as users are told to build it, only on this host, without a UI (`_` for `.`).
 
-    With `log` all that Spark's own process prints goes to that file.
+    With `log`, all output of Spark's own process goes to that file.
     """
     fixed = {
         "spark.ui.enabled": "false",
