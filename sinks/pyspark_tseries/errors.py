@@ -1,6 +1,6 @@
 """Errors of a store, one class for each kind of next step; and the kinds of its damage.
 
-Every message names the column, series or store, what was found, what is accepted, and the next
+Every message names the column, series or store, the problem, the accepted values, and the next
 step. Wrong options are `OptionError`s.
 
 A damaged store has one of the kinds of damage in the table here (semantics 26): `verify`, `repair`,

@@ -695,7 +695,7 @@ def parse_argument(name: str, value: str) -> Any:
     parser = option_specs(WriteOptions)[name].parser
     try:
         return parser.parse(value)
-    except AttributeError:  # What has no `strip` is not a text.
+    except AttributeError:  # A value without `strip` is not a text.
         problem = "it is not a text"
     except ValueError as error:
         problem = str(error)

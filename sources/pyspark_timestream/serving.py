@@ -55,7 +55,7 @@ ONLY_PAGE: Final = "the page is at /"
 
 
 class Response(NamedTuple):
-    """What a page answers: its type, and its text."""
+    """The answer of a page: its type, and its text."""
 
     content_type: str
     text: str
@@ -174,7 +174,7 @@ class PageServer:
 
 
 def _advise_on_address(error: Exception, option: str) -> tuple[str, str]:
-    """Return what is accepted where an address cannot be listened on, and the next step."""
+    """Return the accepted addresses where one cannot be listened on, and the next step."""
     if isinstance(error, socket.gaierror) or getattr(error, "errno", 0) == errno.EADDRNOTAVAIL:
         return (
             "an address of this machine",

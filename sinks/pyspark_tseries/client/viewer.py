@@ -359,7 +359,7 @@ def _ask_events(view: View, query: RangeQuery, series: str, row: Cells | None) -
 
 
 def _list_edits(table: pa.Table) -> tuple[list[tuple[Cells, Cells | None]], int]:
-    """Return the newest edits of a result, with what they replaced, and how many more there are."""
+    """Return the newest edits of a result, the values they replaced, and the number of others."""
     if table["original_sequence"].null_count == len(table):
         return [], 0
     sequence = to_int64(table["sequence"]).tolist()

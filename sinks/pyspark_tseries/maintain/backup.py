@@ -181,7 +181,7 @@ class _StoreAtVersion:
 
 
 def _copy_moment(source: Location, to: Location, copied: dict[str, int]) -> BackupResult | None:
-    """Copy the store of now, without what is in `copied`; None if a file was removed meanwhile.
+    """Copy the present store, without the files in `copied`; None if a file was removed meanwhile.
 
     `copied` has the sizes of the files that earlier calls copied, by name; this call adds its own.
     """

@@ -59,7 +59,7 @@ def late_path(location: Location, query: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LateNote:
-    """What the file of a batch says about it, beside the windows that wait.
+    """The facts of a batch that its file keeps beside the windows that wait.
 
     `compared` is True once the query's streams were compared with those of the windows; a batch
     that cannot compare them yet lets all windows wait. `authors` made the corrections so far,

@@ -1,4 +1,4 @@
-"""Rebuild damaged log entries from what they left (semantics 26.8).
+"""Rebuild damaged log entries from their traces (semantics 26.8).
 
 A damaged entry leaves traces: its checksum tells which single bit changed; the names of its
 commit's files have the commit's number and head; the head names the previous head and the batch of

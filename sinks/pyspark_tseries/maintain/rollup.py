@@ -7,9 +7,8 @@ reached another bucket. Second, buckets that the rollup has and that a change ha
 `downsample` computes both. New buckets are appended, and buckets with other aggregates are edited.
 
 Only the last commit of a run names the commit that it covers. If a run is killed before, the next
-one does it again, and neither appends nor edits what is written already. Each commit expects the
-head of the rollup that the run has read, so if two runs meet, one writes and the other begins
-again.
+one does it again, and skips buckets that are written already. Each commit expects the head of the
+rollup that the run has read, so if two runs meet, one writes and the other begins again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

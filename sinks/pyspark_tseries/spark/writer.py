@@ -417,5 +417,5 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Remove what the tasks staged."""
+        """Remove the files that the tasks staged."""
         _remove_staged(self.target, _staged_tasks(messages))

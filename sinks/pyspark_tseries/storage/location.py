@@ -66,7 +66,7 @@ def sync(paths: Iterable[str]) -> None:
         begun.extend((path, threads.submit(_sync, path)) for path in unique_paths[1:])
     for path in [*unique_paths[:1], *unique_paths[1 + len(begun) :]]:
         _sync(path)
-    # Sync here what no thread has begun: waiting for a thread takes longer.
+    # Sync here the files that no thread has begun: waiting for a thread takes longer.
     for path, done in reversed(begun):
         if done.cancel():
             _sync(path)
@@ -596,7 +596,7 @@ class Location:
     def discard(self, paths: Iterable[str]) -> None:
         """Remove unnamed files; ignore errors, and leave the remaining files to maintenance.
 
-        Usually another error is being raised, and that one says what is wrong.
+        Usually another error is being raised, which says what is wrong.
         """
         for path in paths:
             with contextlib.suppress(OSError):
@@ -698,7 +698,7 @@ class KeptByStore(Generic[_Kept]):
     A forked process begins with nothing, because another thread of its parent may have held a lock.
 
     Args:
-        make: makes what is kept of a store.
+        make: makes the object to keep for a store.
         max_stores: forget the store that was used first beyond this many; None: keep all.
     """
 
@@ -714,7 +714,7 @@ class KeptByStore(Generic[_Kept]):
         self.stores: OrderedDict[Location, _Kept] = OrderedDict()
 
     def use(self, location: Location) -> _Kept:
-        """Return what is kept of a store."""
+        """Return the kept object of a store."""
         with self.lock:
             if location not in self.stores:
                 self.stores[location] = self._make(location)

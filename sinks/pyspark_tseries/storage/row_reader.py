@@ -520,7 +520,7 @@ def fold_files(
     Args:
         location: the location of the store.
         files: the files.
-        reading: what is read; this function chooses the size of pieces. `series` is a dictionary.
+        reading: what to read; this function chooses the size of pieces. `series` is a dictionary.
         fold: gets rows; those of one file are in its order.
 
     Raises:

@@ -115,7 +115,7 @@ def replace_files(
         *add_files(new_files, now_ms, changes_rows=changes),
     ]
     files = [store.location.file(file.path) for file in new_files]
-    # Writers wait while the lock is held: before it, do most of what takes long.
+    # Writers wait while the lock is held: do most of the long work before.
     store.refresh()
     if store.location.is_local:
         sync(files)

@@ -55,7 +55,7 @@ class LastCheckpoint:
     Attributes:
         version: the version of the last checkpoint; -1 if the file is missing or damaged.
         checksums: the checksums of checkpoints, by version.
-        damaged: True if the file exists, but is not what was written.
+        damaged: True if the file exists, but differs from the written one.
     """
 
     version: int = -1

@@ -389,7 +389,7 @@ class Store:
         Args:
             attempt: returns None, or raises one of `races`, to be called again after a pause.
             limit: the most calls.
-            outcome: what the attempts leave behind, for the error.
+            outcome: the state that the attempts leave behind, for the error.
             rivals: the clients that interfered, for the error.
             next_step: the next step, for the error.
             races: the errors that a competing commit causes.
@@ -594,7 +594,7 @@ class Store:
 
         Discard attempts that can no longer succeed. In an object store a request that seemed to
         fail may still succeed, until another commit takes its version. The attempt's files are kept
-        until then, and maintenance removes what is left.
+        until then, and maintenance removes the rest.
         """
         committed = next(filter(self._is_committed, attempts), None)
         failed = [attempt for attempt in attempts if attempt is not committed]

@@ -406,7 +406,7 @@ def _hash_values(column: pa.Array) -> Hashes:
 
 
 def _hash_nested(column: pa.Array) -> Hashes:
-    """Hash structs, maps and lists from the hashes of what they contain."""
+    """Hash structs, maps and lists from the hashes of their contents."""
     data_type = column.type
     if pa.types.is_struct(data_type):
         hashes = np.full(len(column), _ODD)

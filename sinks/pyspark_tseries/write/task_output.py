@@ -333,10 +333,9 @@ class OptimisticNumber:
     """The commit that a batch gets if no other client commits before it.
 
     The real number, time and last sequence of each series are known only when the commit is made.
-    A task with many rows numbers them by this commit, from what the driver saw when the batch
-    began, and writes a file of events. If there was no other commit since, and no other task has
-    rows of the same series, the commit publishes the file unchanged; otherwise it rewrites the
-    rows.
+    A task with many rows numbers them by this commit, from the driver's view when the batch began,
+    and writes a file of events. If there was no other commit since, and no other task has rows of
+    the same series, the commit publishes the file unchanged; otherwise it rewrites the rows.
 
     Attributes:
         head_id: the id of the head before it; None before the first commit.

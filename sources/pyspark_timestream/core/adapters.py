@@ -1,4 +1,4 @@
-"""What all adapters that Spark calls share: tracebacks, logs, tables, and handing over rows.
+"""Shared by all adapters that Spark calls: tracebacks, logs, tables, and handing over rows.
 
 A table (`CREATE TABLE name USING format OPTIONS (...)` without columns) needs a detour. Spark then
 asks the Python source for columns, and passes the options as `option.NAME` among entries of its

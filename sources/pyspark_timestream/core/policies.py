@@ -1,6 +1,6 @@
 """The policies for events that break a promise of time, as tables (semantics 3).
 
-Only its row decides what a policy does, counts and fills: nothing else compares a policy's name.
+Only a policy's row decides what it does, counts and fills: no other code compares its name.
 """
 
 from collections.abc import Iterable, Mapping

@@ -47,7 +47,7 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 class _OutputError(BaseException):
     """Standard output cannot be written.
 
-    Like KeyboardInterrupt it is no Exception: else a command would blame what it reads or writes.
+    Like KeyboardInterrupt it is no Exception: else a command would blame its input or output.
     """
 
 
@@ -65,7 +65,7 @@ class _Output:
         return self._call(self._stream.write, text)
 
     def flush(self) -> None:
-        """Pass on what was written."""
+        """Pass on the written text."""
         self._call(self._stream.flush)
 
     @staticmethod
@@ -100,7 +100,7 @@ def end_quietly(main: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(main)
     def run(arguments: list[str] | None = None) -> int:
         if _is_ended_by_interrupts():
-            # From here on what a command has begun is cleaned up, which needs an exception.
+            # From here on a command must clean up its work, so it needs an exception.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with _guard_output():

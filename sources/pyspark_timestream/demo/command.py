@@ -260,7 +260,7 @@ def _serve_pages(arguments: argparse.Namespace, address: str, server: KafkaProce
 
 
 def _list_differences(data: str, address: str, registry_port: int) -> Iterator[str]:
-    """Yield what a reader has to do before the pages run as they are."""
+    """Yield the steps that a reader must take before the pages run as they are."""
     try:
         Path(data).mkdir(parents=True, exist_ok=True)
         Path(data, "stops.desc").write_bytes(STOPS_DESCRIPTORS)

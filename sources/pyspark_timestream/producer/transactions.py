@@ -52,7 +52,7 @@ class Requests:
 
     Args:
         config: the user's settings for librdkafka.
-        where: what the requests are about, for messages.
+        where: the subject of the requests, for messages.
         advise: returns the next step after an error.
         prefix: stands before librdkafka's names in the user's options.
     """
@@ -176,7 +176,7 @@ class ProducerTransactions:
         self._has_id = self.is_open = False
 
     def take_id(self) -> None:
-        """End what an earlier producer of this transactional id has left open, and fence it."""
+        """End an earlier producer's open transaction with this id, and fence that producer."""
         if not self._has_id:
             self._run("init_transactions", "open a transaction")
             self._has_id = True

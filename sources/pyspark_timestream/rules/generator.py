@@ -104,7 +104,7 @@ def _interleave(
     """Generate CTIs between the `rising` proposals.
 
     Few proposals take effect, so each round assumes that none of the next `ahead` ones does. If one
-    does, the winner, what was generated behind it is thrown away, and the next round begins there.
+    does, the winner, all CTIs generated behind it are thrown away, and the next round begins there.
     """
     # Example: a CTI at every second event without delay, events at times 1 to 6, and proposals
     # 2 3 5 after 2 3 6 of them. Round 1 tries the 2, but events have already brought that. Round 2

@@ -191,7 +191,7 @@ class MarkEffects(NamedTuple):
     """The effects of a block's marks and closes.
 
     Attributes:
-        clock: the clock with what it knows of writers and record timestamps after the block.
+        clock: the clock with its writers and record timestamps after the block.
         proposals: for the generator.
         unreadable: the rows of marks that cannot be read.
         time_windows: the rows' time windows; None if the rules ask for none.

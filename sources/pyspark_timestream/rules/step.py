@@ -100,7 +100,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class BlockResult:
-    """What the rules make of a block of n records.
+    """The result of the rules for a block of n records.
 
     Attributes:
         keep: n booleans: the event becomes a row.

@@ -412,7 +412,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     def report() -> str:
         raw = read_arguments(arguments)
-        # Refuse now what a broker that does not answer would hide.
+        # Refuse bad options now: the error of a broker that does not answer would hide them.
         check_given(SPECS.values(), raw)
         read_registry_settings({name.lower(): text for name, text in raw.items()})
         sample = _read_sample(read_kafka_options(select_reading(raw)), arguments.topic, _RECORDS)

@@ -70,7 +70,7 @@ _PAUSES: Final = 80
 """Pause this many times as long as reading takes: reading takes at most 1.25 % of a core."""
 
 _MAX_PAUSE_S: Final = 4.0
-"""The first read takes a whole history, the next ones only what is new, so limit the pause."""
+"""The first read takes a whole history, the next ones only new entries, so limit the pause."""
 
 _STATE_PAUSES: Final = 200
 _LEAST_STATE_S: Final = 1.0
@@ -197,7 +197,7 @@ class _Watched:
         self._lock = Lock()
 
     def read(self, *, once: bool = False) -> bool:
-        """Read what is new in the checkpoints and stores, and return whether there was something.
+        """Read news in the checkpoints and stores, and return whether there were any.
 
         With `once` ask the brokers now, and not in the background.
         """
@@ -242,7 +242,7 @@ class _Watched:
         return None if self._ends is None else self._ends.read_case
 
     def take_views(self) -> list[QueryView]:
-        """Return what is shown now."""
+        """Return the present view."""
         views = []
         for follower in self._followers:
             with self._lock:
@@ -444,7 +444,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def to_json(views: Sequence[QueryView], stores: Sequence[ChainStore] = ()) -> list[dict[str, Any]]:
-    """Return what is shown as plain values; times are microseconds since 1970."""
+    """Return the view as plain values; times are microseconds since 1970."""
     chain = build_chain(views, stores)
     hops = [
         [hop.source.kind, hop.source.name, hop.target.kind, hop.target.name, hop.behind_us]

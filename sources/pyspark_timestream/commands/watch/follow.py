@@ -1,4 +1,4 @@
-"""Follows the time of a query: folds its batches, and keeps what is worth showing.
+"""Follows the time of a query: folds its batches, and keeps the facts to show.
 
 `QueryLog` takes batches one by one, from a checkpoint (`CheckpointFollower`) or from a query's
 progress, and keeps what a page shows: the last batches in full, for the diagnoses, and a curve of
@@ -132,7 +132,7 @@ class BatchTiming(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """What is shown of one stream.
+    """The view of one stream.
 
     Attributes:
         explanation: its state and diagnoses, most important first.
@@ -170,7 +170,7 @@ class QueryLinks:
 
 @dataclass(frozen=True, slots=True)
 class QueryView:
-    """What is shown of a query.
+    """The view of a query.
 
     Attributes:
         name: what the user calls it: the checkpoint, or the query's name.
@@ -439,7 +439,7 @@ class QueryLog:
 
 
 class CheckpointFollower:
-    """Reads what is new in a checkpoint at each call of `read`; it writes nothing.
+    """Reads a checkpoint's news at each call of `read`; it writes nothing.
 
     Args:
         location: a local path or `file:` URI.
@@ -463,7 +463,7 @@ class CheckpointFollower:
         self._state = StateFiles(self.root)
 
     def read(self) -> bool:
-        """Read what is new, and return whether there was something.
+        """Read the news, and return whether there were any.
 
         From then on the views say what is wrong with the checkpoint.
         """
@@ -492,7 +492,7 @@ class CheckpointFollower:
         return is_new
 
     def view(self, now_us: int) -> QueryView:
-        """Return what is shown at `now_us` of what was read."""
+        """Return the view at `now_us` of the entries that were read."""
         if not self._trouble:
             torn = sorted(self._torn.items())
             notes = [f"offsets/{number} cannot be read: {why}" for number, why in torn]
@@ -515,7 +515,7 @@ class CheckpointFollower:
         entries = self._read_entries(numbers, stamps)
         for number, batch in drop_skipped(entries).items():
             self.log.add(number, batch, _modified_us(self.root / "commits" / str(number)))
-        if stamps:  # If the log is away for a moment, keep what was seen of it.
+        if stamps:  # If the log is away for a moment, keep the known batches.
             known = self._stamps.keys() | entries.keys()
             self._stamps = {number: ns for number, ns in stamps.items() if number in known}
         is_read = bool(entries) or torn_before != self._torn or log_before is not self.log
@@ -539,7 +539,7 @@ class CheckpointFollower:
         return entries
 
     def _read_links(self) -> bool:
-        """Read what the query writes; return whether that has changed."""
+        """Read the names of the query's outputs; return whether they have changed."""
         before = self.log.links
         self.log.links = dataclasses.replace(
             before, store=_read_store(self.root), topic=read_written_topic(self.root)
@@ -715,7 +715,7 @@ def build_chain(views: Sequence[QueryView], stores: Sequence[ChainStore]) -> Cha
 
 
 def _find_query_cti(view: QueryView) -> int | None:
-    """Return the least clock of what a query reads; None if one of these has none."""
+    """Return the least clock of a query's inputs; None if one of these has none."""
     clocks = [stream.explanation.cti_us for stream in view.streams]
     clocks += [cti_us for _, cti_us in view.links.subscriptions]
     return min_cti(clocks)

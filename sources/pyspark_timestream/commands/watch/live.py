@@ -43,7 +43,7 @@ _LEAST_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """What was drawn last.
+    """The last drawing.
 
     Attributes:
         news: the number of the news that it shows; -1 before the first drawing.

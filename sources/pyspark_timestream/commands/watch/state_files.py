@@ -114,7 +114,7 @@ class _PartitionKeys:
 
 
 class StateFiles:
-    """Reads what is new in a checkpoint's state at each call of `read`; it writes nothing.
+    """Reads the news in a checkpoint's state at each call of `read`; it writes nothing.
 
     Args:
         root: the checkpoint.
@@ -184,7 +184,7 @@ class StateFiles:
             try:
                 self._catch_up(folder, partition, version, due)
             except FileNotFoundError:
-                partition = None  # Spark has removed what comes next.
+                partition = None  # Spark has removed the next file.
         else:
             partition = None
         if partition is None:
@@ -285,7 +285,7 @@ def _list_stores(folder: Path) -> list[_Store]:
 def _locate_due_time(store: _Store) -> Due | None:
     """Return where the keys of a store have the time that they wait for; None if unknown."""
     if store.name != "default":
-        return None  # A join keeps what it compares in values, too.
+        return None  # A join keeps the compared columns in values, too.
     try:
         content = (store.partition_folder(0) / "_metadata" / "schema").read_bytes()
         return locate_due_time(json.loads(_read_key_schema(content)))

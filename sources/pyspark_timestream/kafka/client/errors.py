@@ -223,7 +223,7 @@ _RETRIABLE_CODES: Final = frozenset(
 
 
 class FailureKind(Enum):
-    """What is to be done about an error of Kafka's client.
+    """What to do about an error of Kafka's client.
 
     Attributes:
         may_pass: the same work may succeed later, with the same client or with a new one.

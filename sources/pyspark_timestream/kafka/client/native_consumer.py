@@ -307,7 +307,7 @@ def _load_librdkafka() -> Any:
 
 
 class _Handles(NamedTuple):
-    """The addresses of what a consumer must release.
+    """The addresses that a consumer must release.
 
     Attributes:
         client: librdkafka's client.

@@ -99,7 +99,7 @@ _MAX_AVERAGED_RECORDS: Final = 100_000
 
 @dataclass(slots=True)
 class _Topic:
-    """What the records of a topic that were read so far say about the size of its fetches."""
+    """The size of a topic's fetches, as estimated from the records read so far."""
 
     received: int = 0
     inflated: int = 0
@@ -608,7 +608,7 @@ def _shorten(clock: CommittedClock, limit: int) -> CommittedClock:
 
 _MAX_RECORDS: Final = 20_000
 _MAX_BYTES: Final = 32 * 1024 * 1024
-"""Limits for what a task holds before its first row; further ranges are read one by one."""
+"""Limits of a task's data before its first row; further ranges are read one by one."""
 
 _PREFETCH_POLL_S: Final = 0.02
 _MAX_STALL_S: Final = 1.0
@@ -667,7 +667,7 @@ def prefetch_small_ranges(
 
     def read_ahead(offset_range: OffsetRange, requested: ColumnSet) -> Iterator[RecordBlock]:
         if requested != columns:
-            # What is fetched ahead has only `columns`.
+            # Blocks fetched ahead have only `columns`.
             return read_range(offset_range, requested)
         if offset_range in later:
             small = [] if ahead else choose_small_ranges(later, stats.mean_record_bytes)

@@ -81,7 +81,7 @@ def diagnose(
     ]
     if not is_final:
         found += _find_blockers(history, ahead)
-    # An earlier warning stays unless the history shows the same, or what it has turned into.
+    # An earlier warning stays unless the history shows it again, or its later form.
     kinds = {diagnosis.kind for diagnosis in found}
     found += [warning for warning in warnings if kinds.isdisjoint(_list_refined(warning))]
     unread = {partition for partition, size in count_remaining(history).items() if size}
@@ -118,7 +118,7 @@ def _rank(diagnosis: Diagnosis) -> int:
 
 
 def find_warnings(history: History, now_us: int) -> list[Diagnosis]:
-    """Return what a driver warns of; `history` ends with the present state of the stream."""
+    """Return the diagnoses that a driver warns of; `history` ends with the present state."""
     ahead = _find_clocks_ahead(history[-1])
     return [
         *find_mistakes(history),

@@ -108,7 +108,7 @@ def missing_log(root: Path, accepts: str, next_step: str) -> CheckpointUnreadabl
 
 
 def read_offset_log(root: Path) -> tuple[dict[int, BatchReport], list[str]]:
-    """Return the batches of the checkpoint `root` by number, and notes on what was left out."""
+    """Return the batches of the checkpoint `root` by number, and notes on the ones left out."""
     log = root / "offsets"
     if not log.is_dir():
         raise missing_log(root, "a local directory", _NEXT_STEP)

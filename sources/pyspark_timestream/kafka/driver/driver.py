@@ -589,8 +589,8 @@ class StreamDriver:
     ) -> None:
         """Note the clocks after the batch `offset`, because this process has read its rows.
 
-        `commit` runs in the background, because only a restart reads what it writes to the group.
-        The next `plan` waits for it.
+        `commit` runs in the background, because only a restart reads its texts in the group. The
+        next `plan` waits for it.
         """
         self._end_states.note(offset, range_ends)
         self._committing = self._commit_thread.submit(commit)

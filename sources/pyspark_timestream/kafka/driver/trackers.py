@@ -1,4 +1,4 @@
-"""What the driver tracks of the brokers in one run: partitions, ends and idleness.
+"""The driver's trackers of the brokers in one run: partitions, ends and idleness.
 
 `IdleTracker` (semantics 5.3) applies the rules of `stream_state` to the brokers' answers. It asks
 for open transactions only when they matter: before a partition becomes idle, and once a second

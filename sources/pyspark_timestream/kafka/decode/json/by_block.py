@@ -280,7 +280,7 @@ class _JsonColumn:
         )
 
     def build(self, struct: _Field) -> pa.Array:
-        """Make an array of what the library has written."""
+        """Make an array of the library's output."""
         valid = pa.py_buffer(self._valid) if struct.nulls else None
         data_type = _find_type(struct.kind, self._field)
         if data_type is None:
@@ -309,7 +309,7 @@ def _get_width(field: _ScanField) -> int:
 
 
 def _find_type(kind: int, field: _ScanField) -> pa.DataType | None:
-    """Return the type of what was read; None if all of it is null."""
+    """Return the type of the values read; None if all are null."""
     if kind == _TEXT:
         return pa.string()
     if field.kind in (_ANY, _TIME):
