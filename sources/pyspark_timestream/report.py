@@ -94,7 +94,11 @@ _KEYS: Final = "#*0123456789"
 
 
 def _find_ends(text: str) -> Iterator[int]:
-    """Yield in which column of a terminal each character ends."""
+    """Yield in which column of a terminal each character ends.
+
+    Marks and joiners take no column, East Asian characters and pictures two. A skin tone or a
+    joined picture only changes the picture before it; `_AS_PICTURE` widens a symbol to two columns.
+    """
     column, previous, previous_width = 0, " ", 1
     for char in text:
         kind, previous_kind = unicodedata.category(char), unicodedata.category(previous)

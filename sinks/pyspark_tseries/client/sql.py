@@ -389,7 +389,7 @@ class _StoreCache:
         if not self._location.is_local:
             return {}
         with _open_cursor() as cursor:
-            source = _parquet([self._location.file(file.path)])
+            source = _scan_parquet([self._location.file(file.path)])
             rows = cursor.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
         return {str(row[0]).lower(): str(row[1]) for row in rows}
 
@@ -535,7 +535,7 @@ class _CommitViews:
             if self.snapshot.location.is_local:
                 paths = [self.snapshot.location.file(file.path) for file in group]
                 columns = self._select_columns(schema, self._store.stored_types(layout))
-                source = _parquet(paths)
+                source = _scan_parquet(paths)
             else:
                 source = f"__tseries_{name}_{len(texts)}"
                 tables[source] = _open_dataset(self.snapshot, group)
@@ -585,14 +585,14 @@ def _open_dataset(snapshot: Snapshot, files: Sequence[DataFile]) -> Any:
     parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")
     fragments = [
         parquet.make_fragment(
-            location.file(file.path), location.filesystem, partition_expression=_bounds_of(file)
+            location.file(file.path), location.filesystem, partition_expression=_state_bounds(file)
         )
         for file in files
     ]
     return ds.FileSystemDataset(fragments, schema, parquet, location.filesystem)
 
 
-def _bounds_of(file: DataFile) -> pc.Expression:
+def _state_bounds(file: DataFile) -> pc.Expression:
     ends = pa.array([file.min_us, file.max_us]).cast(INSTANT)
     return (
         (pc.field("series") >= file.first)
@@ -681,7 +681,7 @@ def _open_cursor() -> "duckdb.DuckDBPyConnection":
     return _ENGINE.start().cursor()
 
 
-def _parquet(paths: Iterable[str]) -> str:
+def _scan_parquet(paths: Iterable[str]) -> str:
     names = ", ".join(_quote_text(_escape_glob(path)) for path in paths)
     return f"read_parquet([{names}], hive_partitioning = false)"
 

@@ -563,7 +563,7 @@ class SortedFile:
         """Return the rows in `keys`; calls come in ascending order of keys."""
         first_number = self._next - len(self._held)
         pieces = [*self._held, *self._read(keys)]
-        self._room.give(sum(map(_size, self._held)))
+        self._room.give(sum(map(_measure, self._held)))
         self._held = []
         pieces_in_range = []
         for number, rows in enumerate(pieces, first_number):
@@ -580,7 +580,7 @@ class SortedFile:
         if number >= self._next:
             return False
         rows = _copy_few(rows)
-        has_room = self._room.take(_size(rows))
+        has_room = self._room.take(_measure(rows))
         if has_room:
             self._held.append(rows)
         else:
@@ -620,7 +620,7 @@ def _count_before(rows: PieceRows, key: Key | None, default: int) -> int:
     return int(np.count_nonzero(KeyRange(end=key).contains(series, sequence)))
 
 
-def _size(rows: PieceRows) -> int:
+def _measure(rows: PieceRows) -> int:
     return int(rows.columns.get_total_buffer_size())
 
 

@@ -206,9 +206,9 @@ def _explain_rights(path: str | None, root: str | None) -> str:
         "it later inherits that)"
     )
     return (
-        f"'{nearest}' is {stat.filemode(entry.st_mode)} of user {_user(entry.st_uid)} and group "
-        f"{_group(entry.st_gid)}, and this process is user {_user(os.geteuid())}: let its owner "
-        f"{remedy}, or run as its owner"
+        f"'{nearest}' is {stat.filemode(entry.st_mode)} of user {_name_user(entry.st_uid)} and "
+        f"group {_name_group(entry.st_gid)}, and this process is user {_name_user(os.geteuid())}: "
+        f"let its owner {remedy}, or run as its owner"
     )
 
 
@@ -219,13 +219,13 @@ def _find_nearest(path: str | None) -> str | None:
     return path
 
 
-def _user(uid: int) -> str:
+def _name_user(uid: int) -> str:
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(uid).pw_name
     return str(uid)
 
 
-def _group(gid: int) -> str:
+def _name_group(gid: int) -> str:
     with contextlib.suppress(KeyError):
         return grp.getgrgid(gid).gr_name
     return str(gid)

@@ -699,7 +699,7 @@ class KeptByStore(Generic[_Kept]):
 
     Args:
         make: makes the object to keep for a store.
-        max_stores: forget the store that was used first beyond this many; None: keep all.
+        max_stores: beyond this many, forget the least recently used store; None: keep all.
     """
 
     def __init__(self, make: Callable[[Location], _Kept], max_stores: int | None = None) -> None:

@@ -487,7 +487,7 @@ class Snapshot:
         return commit, us
 
     def _commit_time(self, first_number: int) -> int:
-        """Return the earliest time of the commits from `first` on."""
+        """Return the earliest time of the commits from `first_number` on."""
         times_from = (times[numbers >= first_number] for numbers, times in self._scan_commits())
         newest_us = self.metadata.commit_us
         return min((int(us.min(initial=newest_us)) for us in times_from), default=newest_us)

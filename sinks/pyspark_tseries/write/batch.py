@@ -551,7 +551,7 @@ class _Commit:
         self._outputs = batch.tasks or (TaskOutput(batch.rows.num_rows, 0, inline=in_memory),)
         self._groups = self._group_outputs()
         commit_us = max(context.now_us, context.index.metadata.commit_us)
-        self._future = batch.future.rule(context.settings.retained, commit_us)
+        self._future = batch.future.make_rule(context.settings.retained, commit_us)
         # Each of these three depends on those before it.
         self._optimistic = self._confirm_optimistic()
         self._metadata = self._begin_metadata()
@@ -563,7 +563,7 @@ class _Commit:
     def _group_outputs(self) -> list[list[TaskOutput]]:
         if len(self._outputs) == 1:
             return [list(self._outputs)]
-        return _group_by_series(self._outputs, [self._series(output) for output in self._outputs])
+        return _group_by_series(self._outputs, [self._read_series(each) for each in self._outputs])
 
     def _begin_metadata(self) -> CommitMetadata:
         """Return the metadata of the commit, so far without rows and counts."""
@@ -582,7 +582,7 @@ class _Commit:
         access.require("update", "add events")
         access.require_authors([self._batch.author])
         for output in self._outputs:
-            for rows in (*self._appends(output), *self._edits(output)):
+            for rows in (*self._read_appends(output), *self._read_edits(output)):
                 access.require_authors(rows["author"].drop_null().unique().to_pylist())
 
     def write(self) -> PreparedCommit:
@@ -687,14 +687,14 @@ class _Commit:
             if not self._batch.tasks and not self._batch.has_edits:
                 rows = self._batch.rows  # There is nothing to split off, so nothing to copy.
             else:
-                batches = [appends for output in group for appends in self._appends(output)]
+                batches = [appends for output in group for appends in self._read_appends(output)]
                 rows = pa.Table.from_batches(batches, schema).combine_chunks()
             rows = self._widen(rows)
             events = self.number(rows)
             self._numbered.append(events)
             return write_numbered(self._location, path, rows, events, self._rules)
         chunks = reduce_chunks(
-            self._location, self._temp_paths, self._chunks(group), schema, memory
+            self._location, self._temp_paths, self._sort_chunks(group), schema, memory
         )
         tables = merge_sorted([read_chunk(self._location, chunk, schema) for chunk in chunks])
         wide = map(self._widen, tables)
@@ -710,7 +710,7 @@ class _Commit:
     def _widen(self, rows: pa.Table) -> pa.Table:
         return rows if self._has_current_types else widen_rows(rows, self._context.values)
 
-    def _chunks(self, group: Sequence[TaskOutput]) -> list[str]:
+    def _sort_chunks(self, group: Sequence[TaskOutput]) -> list[str]:
         """Return the sorted chunks of some tasks, in the order of the input."""
         chunks: list[str] = []
         sorter: SpillSorter | None = None
@@ -731,7 +731,7 @@ class _Commit:
     ) -> tuple[NumberedRows, WrittenFile | None]:
         batch, index = self._batch, self._index
         rows = pa.concat_tables(
-            [edits for output in self._outputs for edits in self._edits(output)]
+            [edits for output in self._outputs for edits in self._read_edits(output)]
         ).combine_chunks()
         series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
         data = [*snapshot.files, *(to_data_file(file, self._metadata.commit) for file in new_files)]
@@ -752,7 +752,7 @@ class _Commit:
         table = build_events(wide, edited, self._metadata, batch.author, originals)
         return edited, write_events(self._location, self._path("edit", 0), table)
 
-    def _series(self, output: TaskOutput) -> pa.Array:
+    def _read_series(self, output: TaskOutput) -> pa.Array:
         if output.series is not None:
             return read_staged_task(self._location, output.series)["series"].unique()
         names_of_batches = [
@@ -760,12 +760,12 @@ class _Commit:
         ]
         return pa.chunked_array(names_of_batches, pa.string()).unique()
 
-    def _appends(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
+    def _read_appends(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
         yield from (split_edits(rows)[0] for rows in self._inline_batches(output))
         for chunk in output.chunks:
             yield from read_chunk(self._location, chunk, self._batch.rows.schema)
 
-    def _edits(self, output: TaskOutput) -> Iterator[pa.Table]:
+    def _read_edits(self, output: TaskOutput) -> Iterator[pa.Table]:
         for rows in self._inline_batches(output):
             edits = split_edits(rows)[1]
             if edits is not None:

@@ -157,7 +157,7 @@ class FutureLimit:
     max_us: int | None = None
     policy: str = "fail"
 
-    def rule(self, retained: RetainedRange, commit_us: int) -> "FutureRule | None":
+    def make_rule(self, retained: RetainedRange, commit_us: int) -> "FutureRule | None":
         """Return the rule for a commit at `commit_us`; None allows every timestamp."""
         allowed_us = self.max_us
         if allowed_us is None and retained.last_us is not None:

@@ -400,7 +400,7 @@ class HandOver(Generic[E]):
     def begin(
         self, records: int, read: Callable[[], tuple[Iterable[pa.RecordBatch], E]]
     ) -> Reading[E] | None:
-        """Begin to read a batch of so many records with `read`; None: its task reads it."""
+        """Begin to read a batch of `records` records; return None to leave it to its task."""
         if records > self.max_records or (records and self.needs_task):
             return None
         if self._thread is None:
@@ -415,7 +415,7 @@ class HandOver(Generic[E]):
     def finish(
         self, records: int, reading: Reading[E] | None
     ) -> tuple[list[pa.RecordBatch], E] | None:
-        """Return the rows of a batch, and where it ended; None: its tasks read it."""
+        """Return the rows of a batch, and where it ended; None leaves it to its tasks."""
         taken = None if reading is None else self.take(records, reading.result)
         if taken is None and records:
             self.needs_task = False
@@ -424,7 +424,7 @@ class HandOver(Generic[E]):
     def take(
         self, records: int, get_rows: Callable[[], tuple[list[pa.RecordBatch] | None, E]]
     ) -> tuple[list[pa.RecordBatch], E] | None:
-        """Return what `get_rows` has read of a batch of so many records; None: its task reads it.
+        """Return the rows and end from `get_rows` for a batch; None leaves the batch to its task.
 
         `get_rows` returns None for rows that are too large to be handed over.
         """

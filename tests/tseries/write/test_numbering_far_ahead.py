@@ -165,7 +165,9 @@ ROWS = st.lists(
 @given(ROWS, st.none() | st.integers(0, 9), st.sampled_from(list(LEAVE_OUT_POLICIES)))
 def test_any_batch_equals_one_without_the_rows_that_are_far_ahead(rows, max_days, policy):
     """Its rows are as in a batch that never had them; under `fail` there is none."""
-    rule = FutureLimit(None if max_days is None else max_days * DAY_US, policy).rule(UNLIMITED, 0)
+    rule = FutureLimit(None if max_days is None else max_days * DAY_US, policy).make_rule(
+        UNLIMITED, 0
+    )
     far = [max_days is not None and day is not None and day > max_days for _, day in rows]
 
     def number(some, future):
@@ -189,13 +191,13 @@ def test_any_batch_equals_one_without_the_rows_that_are_far_ahead(rows, max_days
 
 def test_the_default_follows_the_range():
     day, month = RetainedRange(last_us=DAY_US), RetainedRange(5, 30 * DAY_US)
-    assert FutureLimit().rule(UNLIMITED, 0) is None
-    assert FutureLimit(NO_MAX_US).rule(month, 0) is None
-    assert FutureLimit().rule(day, 0).allowed_us == DAY_US
-    assert FutureLimit().rule(RetainedRange(last_us=1), 0).allowed_us == DAY_US
-    assert FutureLimit().rule(month, 0).allowed_us == 30 * DAY_US
-    assert FutureLimit(1).rule(month, 0).allowed_us == 1
-    assert FutureLimit().rule(RetainedRange(last_us=2**61), NOW_US) is None
+    assert FutureLimit().make_rule(UNLIMITED, 0) is None
+    assert FutureLimit(NO_MAX_US).make_rule(month, 0) is None
+    assert FutureLimit().make_rule(day, 0).allowed_us == DAY_US
+    assert FutureLimit().make_rule(RetainedRange(last_us=1), 0).allowed_us == DAY_US
+    assert FutureLimit().make_rule(month, 0).allowed_us == 30 * DAY_US
+    assert FutureLimit(1).make_rule(month, 0).allowed_us == 1
+    assert FutureLimit().make_rule(RetainedRange(last_us=2**61), NOW_US) is None
 
 
 def test_one_thread_s_refusal_does_not_affect_others_of_a_shared_commit(tmp_path):

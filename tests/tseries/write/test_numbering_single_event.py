@@ -138,7 +138,7 @@ def test_only_an_event_that_is_kept_as_given_goes_its_own_way(name, newest, us, 
             return {column: np.array([number] * len(names)) for column, number in before.items()}
 
     Index.cti_us = cti_us
-    rules = WriteRules(None, "me", "fail", now, FutureLimit(10).rule(RetainedRange(), 30))
+    rules = WriteRules(None, "me", "fail", now, FutureLimit(10).make_rule(RetainedRange(), 30))
     table = staged((name, us))
     mine = rules.number_event(name, us, before, cti_us)
     columns = (table[column].combine_chunks() for column in ("series", "timestamp"))

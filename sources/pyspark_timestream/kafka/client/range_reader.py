@@ -288,7 +288,7 @@ class RangeReader:
         self._options = options
         self._clock = clock
         self._budget = budget
-        self._create_for_config = create_consumer
+        self._create_consumer = create_consumer
         self._config = build_consumer_config(options, group)
         self._compression = get_compression_stats(options.client["bootstrap.servers"])
         self._poll_timeout_s = options.poll_timeout_ms / 1_000
@@ -303,7 +303,7 @@ class RangeReader:
         )
         self._noted_bytes = 0
         self._uses_small_fetches = any(map(self._needs_small_fetches, options.subscribe or [""]))
-        self._consumer = self._create_consumer()
+        self._consumer = self._make_consumer()
         self._spare: ColumnConsumer | None = None
 
     def read(self, offset_range: OffsetRange, columns: ColumnSet) -> Iterator[RecordBlock]:
@@ -422,7 +422,7 @@ class RangeReader:
         if self._needs_small_fetches(partition.topic) != self._uses_small_fetches:
             self._pause()
             self._uses_small_fetches = not self._uses_small_fetches
-            suited = self._spare or self._create_consumer()
+            suited = self._spare or self._make_consumer()
             self._consumer, self._spare = suited, self._consumer
         self._noted_bytes = self._consumer.received_bytes
         try:
@@ -439,7 +439,7 @@ class RangeReader:
 
     def _replace_consumer(self) -> None:
         # Create before closing: if that fails, the old one must not be closed twice.
-        old, self._consumer = self._consumer, self._create_consumer()
+        old, self._consumer = self._consumer, self._make_consumer()
         old.close()
 
     def _poll(self, offset_range: OffsetRange, position: int, columns: ColumnSet) -> PollResult:
@@ -452,7 +452,7 @@ class RangeReader:
         self._noted_bytes = received
         return result
 
-    def _create_consumer(self) -> ColumnConsumer:
+    def _make_consumer(self) -> ColumnConsumer:
         user_config = self._options.client
         small: Mapping[str, Any] = {}
         if self._uses_small_fetches:
@@ -463,7 +463,7 @@ class RangeReader:
             name: value for name, value in small.items() if name not in user_config
         }
         self._noted_bytes = 0
-        return self._create_for_config(self._options, config, self._log)
+        return self._create_consumer(self._options, config, self._log)
 
     def _resume_after_loss(
         self, offset_range: OffsetRange, position: int, problem: ConsumerError, budget: RetryBudget

@@ -50,6 +50,8 @@ from pyspark_timestream.rules.clocks import Events
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.step import ADJUSTED, NO_MARKS, VIOLATIONS, BlockResult
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Payload:
@@ -330,9 +332,6 @@ def _read_times(
         *(read_value_times(piece, options.time_unit) for piece in pieces), strict=True
     )
     return np.concatenate(times), np.concatenate(valid)
-
-
-T = TypeVar("T")
 
 
 _ROWS_A_CUT: Final = 400
