@@ -16,9 +16,9 @@ use_installed_pyspark(os.environ)
 settings.register_profile("timestream", settings.default, deadline=None)
 settings.load_profile("timestream")
 
-# CI tries a quarter of the examples, other ones each time, and `make test` of a developer a sixth;
+# CI tries a quarter of the examples, other ones each time, and `make test` of a developer a tenth;
 # `make soak` tries them all.
-EXAMPLES_SHARE = 4 if IN_CI else 6
+EXAMPLES_SHARE = 4 if IN_CI else 10
 MIN_EXAMPLES = 30 // EXAMPLES_SHARE
 # Fixtures that start a process of many seconds: a session of Spark, an S3 server.
 SESSIONS = {"spark", "bucket"}
