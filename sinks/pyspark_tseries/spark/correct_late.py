@@ -724,12 +724,6 @@ class _Corrector:
         self._refuse_withdrawn(query)
         refuse_without_ctis(store)
         new = self._read_windows(new)
-        if new[self.rules.keys[0]].null_count:
-            raise UpdateFailed(
-                f"column '{self.rules.keys[0]}' is null in late rows",
-                "a series' name in every row",
-                "filter these rows or name them. Nothing of the batch is stored",
-            )
         files, digest = LateFiles.of(store, query), digest_rows(new)
         newest = files.newest()
         if newest >= number:
@@ -738,21 +732,14 @@ class _Corrector:
             return
         before = files.read(number - 1) if number else None
         waiting = new.slice(0, 0) if before is None else self._continue(*before, new.schema)
-        is_compared = before is not None and before[1].compared
+        last = None if before is None else before[1]
+        is_compared = last is not None and last.compared
         if not is_compared and (streams := find_streams()) is not None:
             refuse_other_streams(store, streams)
             is_compared = True
         cti_us, oldest_us = _find_bounds(store.index(), self.rules) if is_compared else (None, None)
         step = advance_windows(waiting, new, self.rules, cti_us=cti_us, oldest_us=oldest_us)
-        # A restart may give another author.
-        authors = {self.rules.author, *(() if before is None else before[1].authors)}
-        note = LateNote(
-            compared=is_compared,
-            authors=tuple(sorted(authors)),
-            rows=digest,
-            merges=self.rules.name_merges(),
-            window_us=self.rules.window_us,
-        )
+        note = self._note_batch(last, digest, is_compared)
         if not step.ready.num_rows:
             files.write(number, step.waiting, note)
         else:
@@ -767,6 +754,18 @@ class _Corrector:
             self._warn_no_cti(store)
         # A repeated batch needs the file of the batch before it; older files are unused.
         files.remove_before(number - 1)
+
+    def _note_batch(self, last: LateNote | None, rows: int, is_compared: bool) -> LateNote:
+        """Return what the file of a batch says about the query; `rows` is their digest."""
+        # A restart may give another author.
+        authors = {self.rules.author, *(() if last is None else last.authors)}
+        return LateNote(
+            compared=is_compared,
+            authors=tuple(sorted(authors)),
+            rows=rows,
+            merges=self.rules.name_merges(),
+            window_us=self.rules.window_us,
+        )
 
     def _continue(self, waiting: pa.Table, note: LateNote, schema: pa.Schema) -> pa.Table:
         """Return the windows that wait since the last batch, in the columns of `schema`.
@@ -855,6 +854,12 @@ class _Corrector:
             )
         for batch in windows.to_batches():
             check_text(batch, batch.column_names, series, None)
+        if windows[series].null_count:
+            raise UpdateFailed(
+                f"column '{series}' is null in late rows",
+                "a series' name in every row",
+                "filter these rows or name them. Nothing of the batch is stored",
+            )
         types = {series: pa.string(), window: INSTANT}
         fields = [field.with_type(types.get(field.name, field.type)) for field in windows.schema]
         return windows.cast(pa.schema(fields))
