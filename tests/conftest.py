@@ -12,7 +12,7 @@ from pyspark_timestream.core.session import use_installed_pyspark
 
 use_installed_pyspark(os.environ)
 
-# An example takes as long as the machine's other work lets it.
+# The machine's other work may slow an example.
 settings.register_profile("timestream", settings.default, deadline=None)
 settings.load_profile("timestream")
 

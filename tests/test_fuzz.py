@@ -60,7 +60,7 @@ def test_a_case_is_the_same_wherever_and_whenever_it_is_made():
 
 
 def test_a_case_of_a_stored_file_damages_the_same_place_again():
-    """Only the id of the table and the time at which Delta made it are others."""
+    """Only the table's id and the time of its making differ."""
     made = []
     for _ in range(2):
         target = GROUPS["stores"]["stored_files"]()

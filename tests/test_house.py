@@ -81,7 +81,7 @@ def test_an_append_to_a_store_passes_few_files(tmp_path: Path) -> None:
 
 
 COMMAND = re.compile(r"(?:python -m pyspark_\w+|chmod|kill)(?: [\w+=<>-]+)* $")
-"""The end of a text in which a command is to be followed by a name or a path."""
+"""The end of a text with a command that needs a name or a path after it."""
 
 MAY_ADVISE = re.compile(r"python -m|chmod|kill")
 

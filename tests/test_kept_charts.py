@@ -1,4 +1,4 @@
-"""Charts show each job once, by its whole run, and say on which side of 1 it lies."""
+"""Charts show each job once, by its whole run, and say whether it is above or below 1."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""README.md is short, its example is the demo's, and its figures are those that were measured."""
+"""README.md is short, its example is the demo's, and its figures were measured."""
 
 import json
 import re

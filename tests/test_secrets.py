@@ -1,7 +1,7 @@
 """No command, page, log, progress or error shows a secret; commands and options are the declared.
 
-Every option of every command that takes one gets a secret, so that a new command is tested by
-itself. What is asked does not answer, so each command ends in its error.
+Every option of every command that takes one gets a secret, so that a new command is tested without
+further code. What is asked does not answer, so each command ends in its error.
 """
 
 import contextlib

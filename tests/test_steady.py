@@ -1,4 +1,4 @@
-"""A long run counts as flat only where nothing grows, whatever a few samples are."""
+"""A long run counts as flat only if nothing grows; a few odd samples do not matter."""
 
 import random
 from collections.abc import Callable

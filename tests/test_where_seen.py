@@ -166,7 +166,7 @@ def test_a_payload_format_is_read_told_and_has_hostile_payloads(form: str) -> No
 
 @pytest.mark.parametrize("counter", COUNTERS)
 def test_a_counter_counts_something(counter: str) -> None:
-    """Of events that are on time, late, over, malformed, without a value, and in the future."""
+    """Events that are on time, late, over, malformed, without a value, and in the future."""
     start, end = np.array([[50, 10, 10, 9, 30, 900], [60, 99, 20, 9, 40, 950]])
     events = Events(
         start,
@@ -207,7 +207,7 @@ def test_late_events_that_an_action_moves_are_not_lost(action: Action) -> None:
 
 
 OF_TASKS = {"valueFormat": "json", "startTime": "field:at"}, (b'{"at": 1}', b"no JSON")
-"""Options and values of which `_count_malformed` counts something for each field."""
+"""Options and values that make `_count_malformed` count something for each field."""
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(MalformedPayloads)])
@@ -252,7 +252,7 @@ SHOWN_BY = {
     "edit": "test_each_kind_of_breakage_is_named",
     "state": "test_a_head_that_differs_from_the_events_is_named_by_column",
 }
-"""Of each kind of damage a test that makes it, and sees it named or mended."""
+"""For each kind of damage, a test that makes it, and sees it named or mended."""
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

@@ -1,4 +1,4 @@
-"""Where an error of ours reaches the user: our sentence comes first, and `why` prints it alone."""
+"""Where an error of ours reaches the user: our sentence comes first, and `why` prints only it."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def shown(done: subprocess.CompletedProcess[str]) -> str:
 
 
 class Recorder:
-    """Spark's reader, as far as the snippet uses it."""
+    """The parts of Spark's reader that the snippet uses."""
 
     def __init__(self) -> None:
         self.options: dict[str, str] = {}

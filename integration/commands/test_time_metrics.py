@@ -95,7 +95,7 @@ def test_page_after_a_run_has_the_known_counts_and_who_holds_back(
     assert values(page, "timestream_stream_cti_spread_seconds") == [7]
     named = {"partition": "1", "reason": str(Kind.IDLE_PARTITION)}
     assert values(page, "timestream_stream_finding", **named) == [1]
-    # A restart goes on: counters are those of the checkpoint.
+    # A restart goes on with the checkpoint's counters.
     broker.produce(name, [event(at, 1) for at in (10, 11)])
     stream.run()
     page = wait_for(

@@ -26,7 +26,7 @@ DAY_S = DAY_MS // 1000
 
 
 class Case(NamedTuple):
-    """A mistake and what is to be said of it."""
+    """A mistake and the expected words about it."""
 
     records: list[Record]
     partitions: int
@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 
 def at(*times: Any, **more: Any) -> list[Record]:
-    """Events whose field `at` is one of `times`."""
+    """Events with the `times` in their field `at`."""
     return [event(second, at=instant, **more) for second, instant in enumerate(times)]
 
 

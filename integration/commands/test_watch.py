@@ -142,7 +142,7 @@ def test_time_metrics_serves_the_page_from_within(
 
 
 PARTITIONS, BATCHES = 1_000, 2_000
-"""As many batches as Spark keeps if told to; more cost their names alone."""
+"""As many batches as Spark can be told to keep; more cost only their names."""
 
 SPAN = 8
 
@@ -255,7 +255,7 @@ def test_a_click_or_a_key_shows_the_late_records_themselves(
         page = browser.new_page(viewport=WIDE)
         page.goto(address)
         page.wait_for_selector("article table", timeout=60_000)
-        # By keyboard alone: the summary opens the list of cases, and the link is the next stop.
+        # By keyboard: the summary opens the list of cases, and the link is the next stop.
         for _ in range(20):
             page.keyboard.press("Tab")
             if page.evaluate("document.activeElement.textContent").startswith("where"):

@@ -1,4 +1,4 @@
-"""The rows of state that `watch` reads from files are those that Spark itself counts."""
+"""`watch` reads as many rows of state from files as Spark itself counts."""
 
 import json
 import subprocess

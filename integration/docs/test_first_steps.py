@@ -1,4 +1,4 @@
-"""A first program, in a process whose PATH has no virtual environment: IDE, cron, notebook."""
+"""A first program, in a process with no virtual environment on its PATH: IDE, cron, notebook."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ KEPT = ("HOME", "SPARK_HOME", "SPARK_SUBMIT_OPTS")
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> dict[str, str]:
-    """An environment whose `python3` is one that does not have this package."""
+    """An environment with a `python3` that does not have this package."""
     commands = tmp_path / "commands"
     commands.mkdir()
     # The interpreter that the virtual environment was made from, under its plain name.

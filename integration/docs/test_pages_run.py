@@ -92,7 +92,7 @@ class Reader:
     data: Path
     session: dict[str, object] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    """Of the page -> of this test, beside the broker's address and `/data/`."""
+    """Texts of the page -> their texts in this test, beside the broker's address and `/data/`."""
     printed: str = ""
     """By the blocks since the last that says what is printed."""
 

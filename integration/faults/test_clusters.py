@@ -1,4 +1,4 @@
-"""Jobs on a cluster of two executors, whose driver and one of whose executors are killed.
+"""Jobs on a cluster of two executors: kills hit the driver and one of the executors.
 
 One start of a cluster is for all of them: a chain of jobs from a topic through a store to a topic
 (semantics 29 and 30), a topic that goes on while it is quiet (5.9), aligned reading (5.10), and
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(600)
 JOBS = tuple(cluster_job.JOBS)
 FLIGHTS = repetitions(3_000, 20_000)
 AHEAD_MS = 1_800_000
-"""Of the clock: an event there is in time, however long it takes to be read."""
+"""A time of the clock: an event there is in time, even if it is read much later."""
 
 
 class Ran(NamedTuple):
@@ -46,7 +46,7 @@ class Ran(NamedTuple):
 
     places: cluster_job.Places
     marked_us: int
-    """The CTI to which the clock had moved the quiet topic before more came."""
+    """The CTI of the quiet topic, moved by the clock before more came."""
 
 
 @pytest.fixture(scope="module", params=choices(outside_ci("chain"), JOBS))

@@ -1,4 +1,4 @@
-"""A rollup whose runs are killed, and run two at once, has each bucket and each correction once."""
+"""A rollup with killed and simultaneous runs has each bucket and each correction once."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def promised(acknowledged: Path) -> int:
 
 
 def check(location: Location, promised: int, kills: int) -> int:
-    """The number of batches in the store, each of which is there once and whole."""
+    """The number of batches in the store; each is there once and whole."""
     head = Store.open(location).index()
     last = {int(number) for number in head.lookup(SERIES)["last_sequence"]}
     assert len(last) == 1, "a batch is there in part"

@@ -1,4 +1,4 @@
-"""Windows folded in the source are those of the plain query, and of DuckDB over its rows."""
+"""Windows folded in the source equal the plain query's, and DuckDB's over its rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plain(
     by: Sequence[str] = (),
     slide: str | None = None,
 ) -> DataFrame:
-    """The same by Spark alone, behind `advance_time`."""
+    """The same by Spark's own functions, behind `advance_time`."""
     made = {"count": F.count, "sum": F.sum, "min": F.min, "max": F.max, "avg": F.avg}
     made["mean"] = F.mean
     results = [

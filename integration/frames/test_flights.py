@@ -1,4 +1,4 @@
-"""The main job on real, out-of-order input: right, and the same whatever happens to it.
+"""The main job on real, out-of-order input: right, and the same under all faults.
 
 The truth is computed apart from the product: the rules (semantics 2 and 3) as a plain loop over the
 flights (`flights_data.judge`), and DuckDB's counts and means over the rows that it keeps. That
@@ -184,7 +184,7 @@ def test_tasks_and_batch_sizes_change_nothing(ran, topic, whole, options) -> Non
     assert ran(topic, **DROPPING, **options).rows == whole
 
 
-# Of milliseconds tests/timestream/kafka/decode/avro reads the same values as of microseconds.
+# tests/timestream/kafka/decode/avro reads the same values from milliseconds as from microseconds.
 @pytest.mark.outside_ci
 @pytest.mark.parametrize("encoding", TYPED)
 def test_the_same_flights_in_any_format_give_the_same_store(ran, topics, part, encoding) -> None:

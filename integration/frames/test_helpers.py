@@ -71,7 +71,7 @@ def test_an_import_of_nothing_says_what_to_add(stream, spark) -> None:
 def shuffled(count: int, seed: int = 7) -> list[tuple[float, str, int]]:
     """(second, station, number) in the order of arrival, at most four seconds out of order."""
     draw = random.Random(seed)
-    # Halves: so there are readings of the same station and time, whose arrival decides.
+    # Halves: so some readings have the same station and time, and their arrival decides.
     rows = [(number // 4 / 2, draw.choice("abc"), number) for number in range(count)]
     return sorted(rows, key=lambda row: row[0] + draw.random() * 4)
 

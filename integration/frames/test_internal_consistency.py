@@ -1,8 +1,8 @@
-"""The totals of a bank are 0 at every moment, whatever the batches, partitions and kills.
+"""The totals of a bank are 0 at every moment, with any batches, partitions and kills.
 
-The job and its transfers are those of a post of 2021 (`bank_transfers`), which shows systems whose
-totals are not. Its two reads of the topic judge the same transfers late, since a partition's CTIs
-are a function of its records (semantics 10.1), and a second is emitted once both have all of it.
+The job and its transfers come from a post of 2021 (`bank_transfers`), which shows systems with
+other totals. Its two reads of the topic judge the same transfers late, since a partition's CTIs are
+a function of its records (semantics 10.1), and a second is emitted once both have all of it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ FUTURE_S = 700 * 86_400
 
 
 def timed(second: float, partition: int) -> Record:
-    """A record whose header says the same time as its timestamp."""
+    """A record with the same time in its header and as its timestamp."""
     return event(second, partition)._replace(headers=(("time", str(DAY_MS + int(second * 1000))),))
 
 

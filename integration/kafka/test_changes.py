@@ -45,7 +45,7 @@ def plans(checkpoint: Path) -> dict[int, dict[str, Any]]:
 def judge(
     times_us: list[int], starts: list[int], clocks: Sequence[dict[str, str]] = CLOCKS
 ) -> tuple[dict[int, str | None], list[int]]:
-    """Row -> violation, and the CTI before each of `starts`, from which on the next clock holds."""
+    """Row -> violation, and the CTI before each of `starts`, where the next clock begins."""
     rows: dict[int, str | None] = {}
     cti, ctis = -1, []
     for place, time_us in enumerate(times_us):
@@ -245,7 +245,7 @@ def test_a_topic_is_added_between_kills_and_its_backlog_comes_once(
     assert places == sorted(
         (name, part, at) for name in (made.topic, other) for part in (0, 1) for at in range(40)
     )
-    # What is older than the CTI at which the topic was found is late, by the law of 5.5.
+    # Events older than the CTI when the topic was found are late, by the law of 5.5.
     known = plans(made.place / "checkpoint")
     (change,) = known[max(known)]["changes"]
     found_s = (change["cti"] // 1_000 - DAY_MS) / 1_000

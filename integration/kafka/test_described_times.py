@@ -83,7 +83,7 @@ def test_a_described_topic_reads_as_with_its_options_written_out(
 
 
 def shown(row: Row) -> tuple[Any, ...]:
-    """The times of a row and the verdict on it, of which `drop` has none."""
+    """The times of a row and the verdict on it; `drop` has no verdict."""
     fields = row.asDict()
     return fields["start_time"], fields["cti"], fields.get("violation")
 

@@ -46,7 +46,7 @@ def test_a_running_query_that_is_told_to_end_releases_all_and_has_ended(
     assert found(made) == everything
     with pytest.raises(ValueError, match="does not run"):
         end_stream(query)
-    # The checkpoint alone knows the end.
+    # Only the checkpoint knows the end.
     made.run(windows(made))
     assert found(made) == everything
     broker.produce(name, [event(50)])

@@ -58,7 +58,7 @@ def test_a_stream_without_ctis_is_not_read_again_for_its_counts(stream) -> None:
     prefix = unique_name("forbidden")
     made = stream([event(s) for s in range(5)], groupIdPrefix=prefix)
     with made.broker.deny(ResourceType.GROUP, prefix, pattern=ResourcePatternType.PREFIXED):
-        # Of a batch that it reads itself the driver has the counts.
+        # The driver has the counts of a batch that it reads itself.
         rows = made.run(made.load(maxOffsetsPerTrigger=2, maxDriverRecords=0))
     assert [row.offset for row in rows] == [0, 1, 2, 3, 4]
     report = made.report()
@@ -108,7 +108,7 @@ def test_two_streams_of_one_group_say_that_they_read_twice(
     transport = KafkaTransport(given)
     one, other = (transport.stream_reader(transport.schema()) for _ in range(2))
     offsets: dict[Any, dict[str, Any]] = {one: INITIAL_OFFSET, other: INITIAL_OFFSET}
-    # Of the same range from the same state they leave the same.
+    # They leave the same for the same range from the same state.
     for reader, most in ((one, 2), (other, 3), (one, 2), (one, 2)):
         start = offsets[reader]
         offsets[reader] = reader.latestOffset(start, ReadMaxRows(most))

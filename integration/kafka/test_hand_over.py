@@ -77,7 +77,7 @@ def test_handed_batches_have_the_rows_ctis_and_offsets_of_tasks(stream) -> None:
     for first in (0, 60, 120):
         fill(by_task, first, first + 60)
         assert run_and_count(by_task) == 0
-        # Of five batches with records a task reads the first.
+        # A task reads the first of five batches with records.
         assert run_and_count(handed) >= 4
     assert handed.rows() == by_task.rows()
     assert read_offsets(handed) == read_offsets(by_task)

@@ -23,7 +23,7 @@ def stream(stream):
 
 @pytest.fixture
 def fast(broker: Broker, topic):
-    """Make a topic whose CTIs are imported, filled with records."""
+    """Make a topic for importing its CTIs, filled with records."""
 
     def make(*records, partitions: int = 1) -> str:
         name = topic(partitions)
@@ -100,7 +100,7 @@ def test_an_empty_partition_of_the_imported_topic_stalls_the_stream_no_longer_th
     with running(made, ctiImport=GENERATED % other) as until:
         until(lambda: told(made) == [10])
         # The first one is at rest by now as well. It is written first: a producer writes partitions
-        # in any order, and 22 alone would be the topic's CTI.
+        # in any order, and 22 by itself would be the topic's CTI.
         made.broker.produce(other, [event(20, 0)])
         made.broker.produce(other, [event(3, 1), event(22, 1)])
         # It is back, and the topic's CTI the minimum of both again.

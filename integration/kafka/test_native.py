@@ -286,7 +286,7 @@ def test_a_batch_with_a_wrong_checksum_is_an_error_and_nothing_is_passed_over(
         ahead = Prefetcher(paths.options(**spoilt), name)
         found = ahead.read(spans, EVERYTHING)
         ahead.close()
-    # One answer may have had both, of which one is spoilt.
+    # One answer may have had both, and one of them is spoilt.
     assert len(found) < 2
     assert all(joined(blocks)["values"] == [b"0", b"1", b"2"] for blocks in found.values())
 
@@ -311,7 +311,7 @@ def test_what_is_left_in_the_group_is_found_there(paths: Paths, topic: Topic, pa
     zero, one = Partition(name, 0), Partition(name, 1)
     consumer = paths.broker.consumer(group_id=name)
     with paths.reader(path, kafka__group__id=name) as reader:
-        # Of many sizes: what lies behind a text that does not end would show.
+        # Texts of many sizes: bytes behind a text without an end would show.
         for size in range(1, 200, 7):
             clocks = {zero: CommittedClock(size, "größe" * size), one: CommittedClock(9, "")}
             reader.commit_clocks(clocks)

@@ -38,7 +38,7 @@ def mark(second=None, writer=None, *, close=False, stamp=0, value=None) -> Recor
 
 
 def shaped(start=None, end=None, kind=None) -> Record:
-    """A record whose value holds times in seconds into the day."""
+    """A record with times in its value, in seconds into the day."""
     times = {
         name: DAY_MS + 1000 * t if isinstance(t, int) else t
         for name, t in (("s", start), ("e", end))
@@ -53,7 +53,7 @@ TIMES = ("start_time", "end_time", "violation", "original_start_time", "original
 
 
 def said(rows):
-    """Each data row's times, its violation and its received times, as far as it has them; CTIs."""
+    """Each data row's times, its violation and its received times, if it has them; CTIs."""
     found = []
     for row in rows:
         if row.cti is not None:

@@ -87,7 +87,7 @@ def test_the_windows_of_march_are_those_of_the_full_run_and_it_stays_finished(tr
     assert report["outside"] > 0
     assert not any("replay" in warning for warning in report["warnings"])
     assert all(part["lag"] == 0 for part in report["partitions"][trips.topic].values())
-    # Whatever its topic gets, and loses: what is deleted lies behind the end of the replay.
+    # Its topic gets and loses records: the deleted ones lie behind the end of the replay.
     trips.broker.produce(trips.topic, [event(first + 5, 0), event(end + 900 * DAY_S, 1)])
     trips.broker.delete_records(trips.topic, {0: 470, 1: 450})
     assert windows(replay.run(by_day(replay.load()))) == march

@@ -154,7 +154,7 @@ def released(made: Stream, *records: Record) -> list[str]:
 
 
 def daily(record: Record) -> Record:
-    """The same record with a value whose second counts from 1970, as JSON numbers do."""
+    """The same record with the second counted from 1970 in its value, as JSON numbers do."""
     if record.value is None:
         return record
     value = json.loads(record.value)

@@ -36,7 +36,7 @@ def test_an_idle_partition_no_longer_holds_back_and_its_late_rows_meet_the_polic
         made.broker.produce(made.topic, [event(3, 1), event(12, 1)])
         until(lambda: len(found(made)) == 4)
         assert found(made)[2:] == [(1, 3, "late"), (1, 12, None)]
-        # Partition 0 is idle at 9, so the one that came back decides alone.
+        # Partition 0 is idle at 9, so only the one that came back decides.
         until(lambda: told(made)[-1] == 12)
         assert told(made) == sorted(told(made))
         until(lambda: is_idle(made) == {0, 1})
@@ -136,7 +136,7 @@ GENERATED = '{"topic": "%s", "frequency": "1"}'
 
 @pytest.fixture
 def fast(broker: Broker, topic):
-    """Make a topic whose CTIs are imported, filled with records."""
+    """Make a topic for importing its CTIs, filled with records."""
 
     def make(*records) -> str:
         name = topic()
@@ -215,7 +215,7 @@ def test_the_clock_of_a_quiet_stream_replays_identically_after_a_kill(stream) ->
     checkpoint = made.place / "checkpoint"
 
     def moved(batch: int) -> int | None:
-        """The CTI to which the clock has moved the stream in this batch, once it is written."""
+        """The stream's CTI after the clock has moved it in this batch, once it is written."""
         if not (made.place / "rows" / f"batch={batch:06d}" / "_SUCCESS").exists():
             return None
         text = (checkpoint / "offsets" / str(batch)).read_text()
@@ -231,7 +231,7 @@ def test_the_clock_of_a_quiet_stream_replays_identically_after_a_kill(stream) ->
     assert began - 4 < cti_us / 1e6 < time.time() - 3
     place = made.place / "rows" / f"batch={batch:06d}"
     before = read_rows(place)
-    # Something old and something new: the first is late by the recorded CTI, whatever time it is.
+    # Something old and something new: the first is late by the recorded CTI, at any time of day.
     old = event(10, 1)._replace(timestamp_ms=cti_us // 1000 - 1)
     made.broker.produce(made.topic, [old, old._replace(timestamp_ms=cti_us // 1000 + 1)])
     made.run()

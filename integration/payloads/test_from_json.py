@@ -31,7 +31,7 @@ Row = tuple[Any, ...]
 
 
 def plain(scalar: Any) -> Any:
-    """A value that equals only itself, whatever its range."""
+    """A value that equals only itself, in any range."""
     if not scalar.is_valid:
         return None
     if isinstance(scalar, pa.TimestampScalar | pa.Date32Scalar):
@@ -85,12 +85,12 @@ def we_read(
 
 
 def in_arrow_alone(documents: list[bytes | None], schema: pa.Schema) -> list[Row]:
-    """Each document twice, so that Arrow's parser has it wherever it can."""
+    """Each document twice, so that Arrow's parser reads it if it can."""
     return [we_read([each, each], schema, 1, parse_unscanned)[0] for each in documents]
 
 
 def by_scanner_alone(documents: list[bytes | None], schema: pa.Schema) -> list[Row]:
-    """Each document twice, so that the compiled scanner has it wherever it can."""
+    """Each document twice, so that the compiled scanner reads it if it can."""
     return [we_read([each, each], schema, 1)[0] for each in documents]
 
 

@@ -98,5 +98,5 @@ def test_confluents_own_serializer_writes_what_the_id_stands_for(producer, regis
     found = registry.fetch_schema(int.from_bytes(framed[1:5], "big"), "avro")
     parsed = fastavro.parse_schema(json.loads(found.text))
     assert fastavro.schemaless_reader(io.BytesIO(framed[5:]), parsed, None) == {"at": 5}
-    # Its default subject is that of the source.
+    # Its default subject is the source's.
     assert registry.fetch_latest("rides-value", "avro").key == found.key

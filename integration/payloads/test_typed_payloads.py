@@ -1,4 +1,4 @@
-"""Queries over Avro and Protobuf keep their schemas and rows, whatever becomes of the registry."""
+"""Queries over Avro and Protobuf keep their schemas and rows, even if the registry goes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def filled(broker: Broker, topic: Topic) -> str:
-    """Three partitions: 0 to 9, 10 to 19, and 20 alone."""
+    """Three partitions: 0 to 9, 10 to 19, and only 20."""
     name = topic(3)
     parts = enumerate((range(10), range(10, 20), range(20, 21)))
     broker.produce(name, [record for part, each in parts for record in numbers(each, part)])

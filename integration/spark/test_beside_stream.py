@@ -1,7 +1,7 @@
 """Streaming cases of Spark's own suite (KafkaMicroBatchSourceSuite), by both sources side by side.
 
-Facts, not code, of its tests. Left out is what is internal to Spark's source (its initial offset
-file, V1 and V2, its pool of consumers) and what its newest version alone has (offsets of whole
+Facts, not code, of its tests. We leave out the internals of Spark's source (its initial offset
+file, V1 and V2, its pool of consumers) and features of only its newest version (offsets of whole
 topics). What takes long, or is one more of its kind, runs under `make beside-spark` only.
 """
 
@@ -303,7 +303,7 @@ def test_topic_recreated_between_runs(
         recreate(broker, name, partitions, count)
         return source.run(**of_topic(name), checkpoint=name)
 
-    # By offsets alone a longer one is not told from the old one: its first records are lost.
+    # Offsets do not tell a longer topic from the old one: its first records are lost.
     differ(both, case, REFUSED if count < 2 else [[102, 103, 104]], REFUSED)
 
 

@@ -136,7 +136,7 @@ def test_events_are_moved_given_lifetimes_and_ordered_over_connect(
     client: ClientProcess, broker: Broker, topic, tmp_path: Path
 ) -> None:
     name = topic(2)
-    # Of the two at the same time one arrives a batch before the other, in a later partition.
+    # One of the two at the same time arrives a batch before the other, in a later partition.
     broker.produce(name, [event(5, 1, station="a", number=1), event(2, 1, station="a", number=2)])
     broker.produce(name, [event(1, 0, station="a", number=4), event(5, 0, station="a", number=3)])
     place = str(tmp_path / "rows")

@@ -14,7 +14,7 @@ from pyspark_timestream import spark_settings
 
 SETTING: Final = "spark.hadoop.fs.AbstractFileSystem.file.impl"
 OF_A_QUERY: Final = SETTING.removeprefix("spark.hadoop.")
-"""The name by which a session, whose Spark runs already, gives it to its queries."""
+"""The setting's name in a session with a running Spark, which gives it to its queries."""
 WITH_CHECKSUMS: Final = "org.apache.hadoop.fs.local.LocalFs"
 """Hadoop's own."""
 

@@ -32,7 +32,7 @@ SECOND = [event(second, number % 2) for number, second in enumerate([16, 19, 25,
 
 
 class NamedStream(Stream):
-    """A stream whose source has a name, so that its checkpoint has an offset log of version 2."""
+    """A stream with a named source, so that its checkpoint has an offset log of version 2."""
 
     def load(self, **options: str) -> DataFrame:
         return self.configure(self.spark.readStream.name("trips"), **options).load()
@@ -40,7 +40,7 @@ class NamedStream(Stream):
 
 @pytest.fixture
 def session(spark: SparkSession) -> SparkSession:
-    """A session whose settings are of one test alone, and which can repartition state."""
+    """A session with settings of only one test, which can repartition state."""
     own = spark.newSession()
     own.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKS)
     return own

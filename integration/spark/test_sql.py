@@ -129,7 +129,7 @@ def test_table_with_a_wrong_option_is_refused_by_its_name(
 def test_table_with_columns_of_its_own_takes_the_store_at_each_use(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Spark asks the format nothing when it makes such a table."""
+    """Spark does not ask the format when it makes this table."""
     path = tmp_path / "s"
     spark.sql(f"CREATE TABLE t (series string, value bigint) USING tseries LOCATION '{path}'")
     for sql in ("SELECT * FROM t", "INSERT INTO t VALUES ('a', 1)"):
@@ -158,7 +158,7 @@ def test_saving_as_a_table_is_refused_and_leaves_nothing(spark: SparkSession) ->
 def test_what_is_saved_as_a_table_with_a_path_is_stored_and_the_table_says_how_to_read_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Such a write looks to the format like one to the path alone."""
+    """To the format this write looks like a write to the path."""
     rows = spark.sql("SELECT 'a' AS series, 1L AS value")
     rows.write.format("tseries").option("path", f"{tmp_path}/s").saveAsTable("t")
     try:

@@ -40,7 +40,7 @@ def start(spark: Source, rows: DataFrame) -> StreamingQuery:
 
 
 def hours(query: StreamingQuery, spark: Source, after: Iterable[Callable[[], object]]) -> dict:
-    """Hour -> count, as far as Spark has released them after each deed."""
+    """Hour -> count, for the hours that Spark has released after each step."""
     try:
         for deed in after:
             deed()

@@ -1,4 +1,4 @@
-"""Options for buckets and newest values through Spark itself: the rows are those of the client."""
+"""Options for buckets and newest values through Spark itself: the rows equal the client's."""
 
 from typing import Any
 

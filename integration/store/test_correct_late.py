@@ -1,4 +1,4 @@
-"""Late flights correct the hours of a job whose `ctiDelay` is too small, under kills."""
+"""Late flights correct the hours of a job with too small a `ctiDelay`, under kills."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from lengths import with_rest_outside_ci
 from pyspark_tseries import TimeSeries
 
 ROWS, SERIES, NOTE = 1_000_000, 500, 600
-"""Of the huge series, and of all others together; the bytes of a note."""
+"""Events of the huge series, and of all others together; the bytes of a note."""
 
 LIMIT = 800 * 1024 * 1024
 """What a question may take beyond the client that was opened; the events take 1.4 GB."""
@@ -95,7 +95,7 @@ print(f"{{int(peak[0]) // 1024}} MB", file=sys.stderr)
 def ask(store, question, limit=LIMIT):
     path, before = store
     command = [sys.executable, "-c", ASK, str(path), before, " ".join(question.split()), str(limit)]
-    # Arrow's own allocator reserves a gigabyte of addresses, whatever it uses.
+    # Arrow's own allocator reserves a gigabyte of addresses, even if it uses few.
     allocators = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
     environment = {**os.environ, **allocators}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)

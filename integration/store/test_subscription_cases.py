@@ -72,7 +72,7 @@ def test_b1_b2_b3_b4_b6_b7_b9_b10_b11_b13_r15_the_range_first_then_every_event_o
 
 
 def filled(path: Path) -> TimeSeries:
-    """25 originals of the series `s`, of which 24 are kept."""
+    """25 originals of the series `s`; 24 of them are kept."""
     store = TimeSeries.create(path, {"value": pa.int64()}, "limit 24", author="me")
     stamps = pa.array([1000 * n for n in range(25)]).cast(pa.timestamp("us", "UTC"))
     values = pa.array(range(25), pa.int64())

@@ -71,7 +71,7 @@ def test_the_cases_of_a_retained_range_through_the_sink(
 
 
 def fails(spark: SparkSession, store: Path, number: str, case: WriteCase) -> None:
-    # With a row that alone would be stored: nothing of the batch may be.
+    # With a row that would be stored without the others: nothing of the batch may be.
     rows = [*((number, row) for row in case.batches[-1]), ("another", None)]
     with pytest.raises(PySparkException, match=f"'{number}'.*({case.fails})"):
         append(frame(spark, rows), store)

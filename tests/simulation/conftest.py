@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_open_files_outlive_a_test() -> Iterator[None]:
-    """A process that is killed closes nothing: its files would warn in whatever test comes next."""
+    """A process that is killed closes nothing: its files would warn in the next test."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -215,7 +215,7 @@ def test_pravega_45_the_lower_bound_follows_the_writer_and_ends_with_its_timeout
     ("times", "cti"), [((), None), ((1337,), 1327), ((12345, 12300, 12340, 12280), 12335)]
 )
 def test_flink_47_the_mark_is_the_delay_behind_the_greatest(times: tuple, cti: int | None) -> None:
-    """One more than Flink's, whose mark says that nothing *at* it will come either."""
+    """One more than Flink's: its mark says that nothing *at* it will come either."""
     clock, _ = points(*times, policy="flag", delay_us=10, **EACH)
     assert clock.cti_us == cti
     assert points(clock=clock, delay_us=10, **EACH)[0] == clock

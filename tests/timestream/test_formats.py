@@ -1,8 +1,7 @@
 """Samples of what is persisted, in format version 1: from the first tag on they stay readable.
 
-The files are what version 1 writes. After the first tag they never change, whatever the code
-becomes; a new version gets samples of its own. The clock's offset is continued in
-`clock/test_reader.py`.
+The files are what version 1 writes. After the first tag they never change, even if the code does; a
+new version gets samples of its own. The clock's offset is continued in `clock/test_reader.py`.
 """
 
 import json

@@ -236,7 +236,7 @@ def test_any_program_equals_the_model(tmp_path_factory, retained, steps, asked):
             client.poll(2)
         elif step not in ("subscribe", "poll"):
             limits = carry_out(path, model, step, now)
-            # Times are known from rows: asOf looks back to the first ones after such a change.
+            # Times are known from rows: asOf looks back to the first ones after this change.
             oldest = now if limits or (waits and model.count() > events) else oldest
             waits = limits or (waits and model.count() == events)
         model.remember(now)

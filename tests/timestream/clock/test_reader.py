@@ -1,4 +1,4 @@
-"""Transport `time` as Spark drives it: first the reader alone, then real queries."""
+"""Transport `time` as Spark drives it: first only the reader, then real queries."""
 
 import json
 import logging
@@ -227,7 +227,8 @@ def test_the_offset_in_the_sample_is_continued():
     assert {key: after[key] for key in after if key not in ("from", "to")} == {
         key: offset[key] for key in offset if key not in ("from", "to")
     }
-    # Two real seconds are four simulated ones: 0.5 + k/3 <= 4 up to k = 10, of which 9 is the last.
+    # Two real seconds are four simulated ones: 0.5 + k/3 <= 4 up to k = 10, and 9 is the last of
+    # these.
     assert (after["from"], after["to"]) == (5, 10)
 
 

@@ -1,4 +1,4 @@
-"""An explanation reads well in a terminal and in a notebook, whatever the names hold."""
+"""An explanation reads well in a terminal and in a notebook, with any names."""
 
 import dataclasses
 import re

@@ -14,7 +14,7 @@ from pyspark_timestream.kafka.diagnosis.diagnoses import Kind
 
 
 def checkpoint(root, *batches, sources=(), committed=True):
-    """A checkpoint whose first source is this stream's, followed by `sources` as JSON text."""
+    """A checkpoint with this stream as its first source, and then `sources` as JSON text."""
     for name in ("offsets", "commits"):
         (root / name).mkdir(parents=True)
     for number, moment in enumerate(history(*batches)):
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_explained_by_path_or_uri(held, form):
 
 
 def test_a_checkpoint_says_that_it_does_not_know_the_lag_and_how_to_ask_for_it(tmp_path):
-    """However many records wait by now: nobody has asked a broker."""
+    """Many records may wait by now: nobody has asked a broker."""
     root = checkpoint(tmp_path / "c", [share(state(5))])
     entry = root / "offsets" / "0"
     version, note, offset = entry.read_text().splitlines()

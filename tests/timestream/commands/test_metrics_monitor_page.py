@@ -34,7 +34,7 @@ def check_query(expression):
     assert metrics <= LABELS.keys(), expression
     known = set.union(*(LABELS[metric] for metric in metrics))
     assert names_in(expression) - metrics <= known, expression
-    # A rate is of counters alone, and of each counter only the growth says anything.
+    # Only counters have a rate, and only the growth of a counter says anything.
     grown = set(re.findall(r"(?:rate|increase)\((\w+)", expression))
     assert grown == {name for name in metrics if name.endswith("_total")} or not grown, expression
     assert expression.count("(") == expression.count(")")

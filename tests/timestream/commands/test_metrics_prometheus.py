@@ -1,4 +1,4 @@
-"""The page is in text exposition format 0.0.4, whatever names topics, queries and writers have."""
+"""The page is in text exposition format 0.0.4, with any names of topics, queries and writers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Spark finds the format by itself, and finding it needs nothing that could be missing."""
+"""Spark finds the format without help, and this needs nothing that could be missing."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Event times out of text and numbers: exact, and the same whatever stands beside them."""
+"""Event times out of text and numbers: exact, and the same beside any other values."""
 
 import math
 from datetime import UTC, date, datetime, time, timedelta
@@ -136,7 +136,7 @@ fields = st.tuples(
 
 
 def written(year, month, day, hour, minute, second, fraction, zone, basic):
-    """Those fields as an ISO-8601 text, whether or not there is such a time."""
+    """The fields as an ISO-8601 text, even if no such time exists."""
     dash, colon = ("", "") if basic else ("-", ":")
     text = f"{year:04}{dash}{month:02}{dash}{day:02}T{hour:02}{colon}{minute:02}{colon}{second:02}"
     text += f".{fraction}" if fraction else ""

@@ -62,7 +62,7 @@ OF_A_SESSION = {"spark.sql.shuffle.partitions", "spark.sql.session.timeZone"}
 
 @pytest.fixture
 def foreign_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose own Python could not run the formats."""
+    """A machine with a Python of its own that could not run the formats."""
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
 
 

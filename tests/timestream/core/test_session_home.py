@@ -102,7 +102,7 @@ def test_no_home_for_a_pyspark_that_only_this_process_finds(
 def no_running_spark(monkeypatch: pytest.MonkeyPatch, without_jvm: None, tmp_path: Path) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
-    # A deletion alone would not undo what the test sets.
+    # A mere deletion would not undo the test's setting.
     monkeypatch.setenv("SPARK_HOME", "")
     monkeypatch.delenv("SPARK_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -169,5 +169,5 @@ def test_workers_import_the_installed_pyspark_unless_a_home_is_given(
     zipped = INSTALLED / "python/lib/pyspark.zip/pyspark/__init__.py"
     expected = zipped if own_home else INSTALLED / "__init__.py"
     assert done.stdout.splitlines()[-1] == str(expected)
-    # Not even with pandas 3, of which Spark warns where a session starts.
+    # Not even with pandas 3, although Spark warns of it when a session starts.
     assert "Warning" not in done.stderr

@@ -66,7 +66,7 @@ def printed(subject: object) -> str:
 
 
 class Query:
-    """A streaming query, as far as `why` looks at one."""
+    """The parts of a streaming query that `why` looks at."""
 
     def __init__(self, failure: Exception | None, running: bool = False) -> None:
         self._failure = failure

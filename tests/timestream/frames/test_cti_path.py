@@ -104,7 +104,7 @@ def stream(spark, tmp_path):
 def count(spark, tmp_path):
     """By name, the windows of a minute that each of several streams releases, and their rows.
 
-    One query unites them, and Spark's watermark is that of the slowest: all are released or none.
+    One query unites them, and Spark's watermark is the slowest one's: all are released or none.
     """
 
     def run(streams):
@@ -310,7 +310,7 @@ def test_a_query_that_loses_its_ctis_is_warned_of_once(caplog):
 
 
 class Listeners:
-    """A session, as far as listeners see it, that takes none."""
+    """A session that refuses listeners."""
 
     class streams:
         @staticmethod

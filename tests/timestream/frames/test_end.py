@@ -32,7 +32,7 @@ class Running:
     def lastProgress(self):
         self.was_told |= self.requests.take(STREAM, is_running=True)
         closing, final = self.steps[0]
-        # The last step is that of a request that was found.
+        # The last step belongs to a request that was found.
         if len(self.steps) > 1 and (self.was_told or len(self.steps) > 2):
             del self.steps[0]
         elif self.stops:

@@ -99,7 +99,7 @@ def test_a_batch_read_whose_start_is_behind_its_end_is_refused_by_name(raw, star
 
 
 class Topic:
-    """Partitions of event times whose first records may be gone."""
+    """Partitions of event times; their first records may be gone."""
 
     def __init__(self, logs, **raw):
         self.logs = {at(number): log for number, log in enumerate(logs)}

@@ -338,7 +338,7 @@ def test_a_refused_schema_names_topic_partition_offset_both_ids_and_the_way_on()
     assert text.startswith(f"{at(0)} offset 1: the value was written with schema 9 and is read by ")
     assert "schema 7 (version 1 of 't-value'): field 'x' was written as Avro type string" in text
     assert "next step: start the query again: it then reads such values by the latest " in text
-    # For the clock alone, too.
+    # For only the clock, too.
     timed = read_by(NUMBER, known(s7=NUMBER, s9=TEXT), startTime="x")
     whole = TaskRange(OffsetRange(at(0), 0, 2), PartitionClock())
     with pytest.raises(SchemaRefused, match=r"offset 1: .*schema 9"):

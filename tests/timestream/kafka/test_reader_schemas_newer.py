@@ -62,7 +62,7 @@ def test_a_restart_reads_what_the_recorded_schema_cannot_by_the_latest_and_recor
     stub.register("t-value", record(SYMBOLS))
     second = start(stub, recorded, STRING)
     assert versions(second) == [1, 2]
-    # From here on the checkpoint has both, whatever is registered later.
+    # From here on the checkpoint has both, even if more is registered later.
     stub.register("t-value", record("string", ("new", "int")))
     assert start(stub, second, STRING) == second
     second["value"]["newer"]["fingerprint"] = "sha256:0"

@@ -38,7 +38,7 @@ QUICK = {
 
 @pytest.fixture(autouse=True)
 def _unknown(monkeypatch):
-    """Nothing is known from another test, whose registry may have had the same port."""
+    """Forget other tests' schemas: their registry may have had the same port."""
     monkeypatch.setattr(module, "_SCHEMAS", {})
 
 
@@ -421,7 +421,7 @@ def test_client_without_settings_waits_no_longer_than_the_documents_say(monkeypa
     monkeypatch.setattr("confluent_kafka.schema_registry.SchemaRegistryClient", Recorder)
     module._Client({"url": "http://a"}).close()
     module._Client({"url": "http://a", "timeout": "2.5", "max.retries": "7"}).close()
-    # Left alone, the client waits forever.
+    # Without help, the client waits forever.
     limits = {"retries.wait.ms": 500, "retries.max.wait.ms": 2000}
     assert given == [
         {"url": "http://a", "timeout": 10.0, "max.retries": 2, **limits},

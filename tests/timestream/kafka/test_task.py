@@ -426,7 +426,7 @@ noted = st.builds(
 def test_where_is_a_filter_behind_the_policies_in_any_split(
     values, sizes, where, policy, mode, window
 ):
-    """The oracle filters the rows of the plain task; CTIs and the end state are those of it."""
+    """The oracle filters the rows of the plain task; CTIs and the end state come from it."""
     text, is_wanted = where
     is_told = bool(POLICIES[policy].columns("point"))
     columns = [each for each in WHERE_COLUMNS if is_told or each != FLAG]

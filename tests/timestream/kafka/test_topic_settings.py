@@ -47,7 +47,7 @@ CTIS = [
     {"advanceTime": "IncreasingStartTime", "maxFuture": "1 h", "futurePolicy": "drop"},
 ]
 WHOLE = st.builds(lambda times, ctis: times | ctis, st.sampled_from(TIMES), st.sampled_from(CTIS))
-"""Options of time that are complete by themselves."""
+"""Options of time that need no others."""
 
 
 def taken(own, topic_settings):
@@ -59,7 +59,7 @@ def read(found, topic="trips", place=FILE):
 
 
 def refusal(call, *arguments):
-    """The message of an option error, whose shape is always the same."""
+    """The message of an option error; its shape is always the same."""
     with pytest.raises(OptionError) as refused:
         call(*arguments)
     message = str(refused.value)

@@ -88,7 +88,7 @@ def producer(
 
 
 def producer_class(client: type[Any] = Producer, limits: Any = None) -> type[PunctuatedProducer]:
-    """A producer with such a client, which waits no longer than `limits`."""
+    """A producer with this client, which waits no longer than `limits`."""
 
     class Limited(PunctuatedProducer):
         client_class = client

@@ -94,7 +94,7 @@ def test_the_counters_are_those_of_the_full_run_where_the_partition_ends(topic, 
     shape, policy, how, some = without_failures(topic)
     _, ended, _ = stepped(shape, policy, {**how, "upper": upper}, some)
     ctis = [run(some[:n], policy, **how)[2] for n in range(len(some) + 1)]
-    # The shortest prefix whose CTI has reached the end, or all.
+    # The shortest prefix with a CTI at the end or beyond, or all.
     reached = (n for n, cti in enumerate(ctis) if cti is not None and cti >= upper)
     count = next(reached, len(some))
     _, tally, cti, _ = run(some[:count], policy, **how)

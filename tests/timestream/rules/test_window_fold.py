@@ -1,4 +1,4 @@
-"""Partial rows of windows: whatever is folded together, Spark gets the same sums of them."""
+"""Partial rows of windows: Spark gets the same sums from any way of folding."""
 
 import itertools
 import json
@@ -219,7 +219,7 @@ def test_rows_are_folded_beside_some_with_times_far_away() -> None:
 
 
 def test_rows_of_many_keys_are_folded() -> None:
-    """Their codes are numbered anew, since those of all pairs of keys would be too many."""
+    """Their codes are renumbered, since all pairs of keys would have too many."""
     rows = [
         {**dict.fromkeys(ROWS.names), "start_time": n % 20, "station": str(n), "line": float(n)}
         for n in range(40)
@@ -231,7 +231,7 @@ def test_rows_of_many_keys_are_folded() -> None:
 
 @pytest.mark.parametrize("digits", [2, 16, 17, 30])
 def test_decimals_of_any_size_are_folded_as_they_are(digits: int) -> None:
-    """Those of more than 64 bits, alone or as sums, are left to Arrow."""
+    """Arrow adds numbers with more than 64 bits, in themselves or as sums."""
     money = [Decimal(sign * (10**digits + n)) / 100 for n in range(2) for sign in (-1, 1, 1)]
     rows = [
         {**dict.fromkeys(ROWS.names), "start_time": 1, "station": name, "money": each}

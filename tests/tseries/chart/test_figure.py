@@ -585,7 +585,7 @@ def test_png_without_its_library_names_the_extra(monkeypatch):
 
 
 def test_png_has_text_with_any_of_the_fonts_that_systems_bring(monkeypatch):
-    """Debian with DejaVu alone was told that it had no font."""
+    """Debian with only DejaVu was told that it had no font."""
     import resvg_py
 
     asked = []

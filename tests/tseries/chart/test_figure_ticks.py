@@ -1,4 +1,4 @@
-"""Ticks are round numbers, and round times by the clock of a zone, whatever the values are."""
+"""Ticks are round numbers, and round times by the clock of a zone, for any values."""
 
 import math
 from datetime import UTC, datetime, timedelta

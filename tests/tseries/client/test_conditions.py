@@ -237,7 +237,7 @@ def test_added_columns_are_null_before_and_can_be_named_at_once(store):
 
 
 class Reading(dict):
-    """A value during whose conversion another thread changes the columns."""
+    """A value that lets another thread change the columns while it is converted."""
 
     def __init__(self, value, change):
         super().__init__(value)

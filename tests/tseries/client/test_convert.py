@@ -529,7 +529,7 @@ def test_new_store_takes_the_schema_of_a_frame_of_polars(tmp_path):
     }
 
 
-# -- whatever is accepted reads back equal -------------------------------------------------------
+# -- accepted values read back equal -------------------------------------------------------------
 
 LEAVES = [
     pa.int8(),
@@ -584,7 +584,7 @@ VALUES = st.recursive(
 
 
 def near(kind):
-    """Values of which many fit `kind`."""
+    """Values; many of them fit `kind`."""
     if pa.types.is_list(kind):
         return st.lists(near(kind.value_type), max_size=2)
     if pa.types.is_map(kind):

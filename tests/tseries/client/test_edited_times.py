@@ -16,7 +16,7 @@ def at(minute):
 
 @pytest.fixture
 def series(tmp_path):
-    """Ten readings a minute apart, of which the second and the fifth were corrected today."""
+    """Ten readings a minute apart; the second and the fifth were corrected today."""
     store = TimeSeries.create(
         tmp_path / "s", {"celsius": pa.float64()}, "unlimited", auto_compact=False
     )

@@ -108,7 +108,7 @@ def test_maintenance_runs_once_per_host_and_frees_its_lock_when_killed(store):
 
 @pytest.fixture
 def patient(monkeypatch):
-    """The processes that are started, each of which only holds what it inherits until killed."""
+    """The started processes; each only holds what it inherits until it is killed."""
     started, real = [], subprocess.Popen
 
     def start(line, **how):

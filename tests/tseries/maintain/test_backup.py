@@ -200,7 +200,7 @@ def test_of_two_backups_into_a_prefix_at_the_same_time_one_is_refused(
     monkeypatch,
     ended,
 ):
-    """The second one removed files of the first, whose log it had replaced."""
+    """The second one removed files of the first, after replacing its log."""
     target = parse_location(bucket.uri(f"two backups/{ended}"), bucket.options)
     name = "_refuse_target" if ended else "_copy_moment"
     step = getattr(backups, name)
@@ -343,7 +343,7 @@ def test_backup_of_a_store_with_changed_settings_keeps_them(tmp_path):
 
 
 NOT_COPIED = {"clock", "head", "staging", "maintenance.error"}
-"""Heads are copied as far as the log needs them; the rest is of the store that runs."""
+"""Only heads that the log needs are copied; the rest belongs to the running store."""
 
 
 def test_backup_keeps_every_folder_that_the_package_writes_beside_the_log():

@@ -195,7 +195,7 @@ def test_a_store_that_was_idle_for_a_year_goes_on(tmp_path):
 
 
 def poisoned(series, monkeypatch, ahead=64 * YEAR):
-    """Commits by a machine whose clock is ahead, its kernel's too; the first is good."""
+    """Commits by a machine with its clock ahead, its kernel's too; the first is good."""
     series.append("a", 1, datetime(2026, 1, 1, tzinfo=UTC))
     series.append("b", 1)
     with monkeypatch.context() as context:

@@ -113,7 +113,7 @@ def test_edits_count_toward_the_limit_and_the_newest_original_stays(tmp_path):
         rebuild(str(path))
         assert verify(str(path)) == []
     heads = [reopened(tmp_path / name).index().lookup(["a"]) for name in ("s", "copy")]
-    # A rebuilt head knows the counts of a series whose events are all still stored (31.3).
+    # A rebuilt head knows the counts of a series with all events still stored (31.3).
     counts = [(head.pop("first_us")[0], head.pop("edits")[0]) for head in heads]
     assert counts == [(NEVER_US, 2), (1, 4)]
     assert heads[0] == heads[1]
@@ -132,7 +132,7 @@ def test_a_large_store_is_compacted_by_slices_of_one_series_too(tmp_path, monkey
     files = store.snapshot().files
     ends = sorted((file.first, file.last) for file in files)
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(ends))
-    assert max(ends[0][0] == end[0] for end in ends[1:])  # The series "a" alone fills files.
+    assert max(ends[0][0] == end[0] for end in ends[1:])  # The series "a" fills files of its own.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whatever one file of a store suffers, no event is lost or changed without a word.
+"""If one file of a store is damaged, no event is lost or changed without a word.
 
 Single bits, truncations and deletions of entries and checkpoints of the log, of `_last_checkpoint`,
 of heads and of data files, by seeds; a case that fails names its seed, which DAMAGE_SEED begins
@@ -152,7 +152,7 @@ def check_case(path, right, file):
     if events == right:
         return "right"
     if done.lost and events is not None:
-        # Nothing but the newest commit, whose own file is not whole any more.
+        # Only the newest commit, with its own file damaged.
         assert file.suffix == ".parquet"
         assert file.name[:10] == "0000000024"
         assert {key: right[key] for key in events} == events

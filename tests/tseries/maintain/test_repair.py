@@ -99,7 +99,7 @@ def test_a_head_file_that_was_never_committed_does_not_stand_in_for_a_lost_one(t
 
 
 def test_head_file_that_was_never_committed_promises_nothing(tmp_path):
-    """Of a batch that failed, say, whose replay must not be late."""
+    """For example of a failed batch: its replay must not be late."""
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1)))
     store.refresh()

@@ -163,7 +163,7 @@ class Checked:
         source.changes.clear()
 
     def find_cut(self, originals, seen):
-        """The buckets of which events are gone, and the first visible one of such series."""
+        """The buckets that have lost events, and the first visible one of these series."""
         cut, first = set(), {}
         for row in originals:
             key = row["series"], self.start(row["timestamp"])

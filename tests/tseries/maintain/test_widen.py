@@ -116,7 +116,7 @@ def rows(table):
 
 
 def everything(path, commits=None):
-    """Whatever one may ask a store, in plain values; what is refused, by its kind of error."""
+    """All questions to a store, with answers as plain values, or the kind of error of a refusal."""
     forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     last = series._store.snapshot().metadata.commit if commits is None else commits
@@ -185,7 +185,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def series(path):
-    """Twelve originals of two series, of which two are edited and one is erased."""
+    """Twelve originals of two series; two are edited and one is erased."""
     made = new(path)
     for number in range(12):
         made.append("ab"[number % 2], value(number), START + timedelta(minutes=20 * number))

@@ -17,7 +17,7 @@ VALUES = {"text": pa.string(), "list": LISTS, "nested": NESTED, "bytes": pa.bina
 
 
 def as_text(values, offset=0):
-    """An array of texts of these bytes, whatever they are: nobody has looked at them."""
+    """An array of texts of these bytes, with no check of them."""
     return pa.array([b"x"] * offset + values, pa.binary()).view(pa.string()).slice(offset)
 
 

@@ -27,7 +27,7 @@ STEPS = st.lists(
 
 
 def promises(steps):
-    """What semantics 30 says the store promises after each step, from the steps alone."""
+    """The store's promise after each step by semantics 30, only from the steps."""
     known, promised, after = {}, None, []
     for writer, us, leaves in steps:
         if leaves:

@@ -1,4 +1,4 @@
-"""CTIs of a subscription: true for all that follows, in whatever pieces the store is read."""
+"""CTIs of a subscription: true for everything that follows, in any pieces of reading."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def commit(store, number, writer, rows, cti_us):
 
 
 class Subscriber:
-    """Reads in batches of given sizes, opened anew before each; notes rows and CTIs."""
+    """Reads in batches of given sizes, opened again before each; notes rows and CTIs."""
 
     def __init__(self, path):
         self.path, self.position = path, Subscription(path, EVERYTHING).find_start()

@@ -174,7 +174,7 @@ DOORS = {
         replace(batch(("b", 1)), author=os_user(), **who)
     ),
 }
-"""A call of each function or class whose `principal` may be left out."""
+"""A call of each function or class with an optional `principal`."""
 
 COMMANDS_REST = {
     "erase": ["--series", "a", "--sequence", "0", "--reason", "asked for"],

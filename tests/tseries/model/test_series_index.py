@@ -1,4 +1,4 @@
-"""The head of a store is a fold over its commits, whatever was written as snapshot or delta."""
+"""The head of a store is a fold over its commits, written as snapshots or deltas."""
 
 import dataclasses
 import io

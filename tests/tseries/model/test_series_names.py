@@ -71,7 +71,7 @@ def test_a_series_of_any_name_is_found_edited_compacted_and_delivered(
 ):
     path = tmp_path_factory.mktemp("names") / "s"
     store = Store.create(str(path), [VALUE], UNLIMITED, min_retention_us=0)
-    for name in names:  # Each alone in a file,
+    for name in names:  # Each in a file of its own,
         store.append(batch((name, 1)))
     store.append(batch(*((name, 2) for name in names)))  # and among others.
     few = names if data is None else data.draw(st.lists(st.sampled_from(names), unique=True))
@@ -105,7 +105,7 @@ EXPECTED["a"] = [0, 1, 2]
 
 @pytest.fixture
 def old(tmp_path):
-    """A store whose log has names as escaped JSON, which deltalake reads as others."""
+    """A store with names as escaped JSON in its log; deltalake reads other names."""
     store = new_store(tmp_path / "s")
     for n, name in enumerate(NAMES):
         store.append(batch((name, n), (name, n)))

@@ -1,4 +1,4 @@
-"""A new subscriber gets the initial events of the moment at which it began, once."""
+"""A new subscriber gets the initial events of the moment when it began, once."""
 
 import pytest
 from hypothesis import given, settings

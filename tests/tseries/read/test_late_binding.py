@@ -76,7 +76,7 @@ def test_snapshot_is_that_of_the_last_entry_not_after_the_moment(tmp_path, times
 
 def test_snapshot_after_log_cleanup_counts_old_entries_as_visible(tmp_path, times_of_log):
     store = commits(tmp_path / "s", 15)
-    wait_for_checkpoints()  # The checkpoint of entry 10, from which entry 12 is read.
+    wait_for_checkpoints()  # The checkpoint of entry 10; a read of entry 12 begins there.
     times_of_log(range(16))
     planned = store.snapshot()
     for version in range(8):

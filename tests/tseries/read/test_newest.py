@@ -1,4 +1,4 @@
-"""The newest events, answered from memory, are those that the files have (semantics 31.2).
+"""The newest events from memory equal those in the files (semantics 31.2).
 
 A process keeps what it has read (`read/newest_table.py`). After any operation its answer is the
 same as that of one that has read nothing, and as all current values, cut to the newest.
@@ -71,7 +71,7 @@ def limits(monkeypatch):
 
 
 class Program:
-    """A store to which anything happens."""
+    """A store under random steps."""
 
     def __init__(self, path, retained):
         self.path, self.number = path, 0
@@ -102,7 +102,7 @@ class Program:
         )
 
     def append_elsewhere(self, rows):
-        """As another process does, of which this one knows nothing."""
+        """As another process does, without this one's knowledge."""
         other = TimeSeries(Store.open_damaged(str(self.path)), "you", False, synced=False)
         other.append_many(
             self.rows(rows), out_of_order="adjust", clock="event", max_future=timedelta.max

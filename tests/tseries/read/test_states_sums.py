@@ -1,4 +1,4 @@
-"""Sums of doubles are those of fractions, rounded once, however they are cut (semantics 32.2)."""
+"""Sums of doubles equal sums of fractions, rounded once, for any cut (semantics 32.2)."""
 
 import math
 from fractions import Fraction

@@ -63,7 +63,7 @@ def test_columns_added_under_a_running_subscription_end_it_and_come_after_a_rest
     assert [row["sequence"] for row in query.run()] == [1]
     add_note(store)
     store.append(with_note(batch(("a", 3)), "x"))
-    for _ in range(2):  # Not at the first look alone.
+    for _ in range(2):  # Not only at the first look.
         with pytest.raises(IncompatibleValue, match=r"'note' string.*next step: start it again"):
             query.run()
     again = Query(tmp_path / "s", query.offset)

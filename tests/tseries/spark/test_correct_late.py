@@ -622,7 +622,7 @@ def test_series_that_is_no_utf8_is_refused_by_its_column(tmp_path):
 
 
 def results_of(path, stored, late, data_type, rule):
-    """What a window has whose stored and late results are merged by a rule."""
+    """The values of a window after a rule has merged its stored and late results."""
     TimeSeries.create(
         path, {"hour": INSTANT, "result": data_type, "reason": pa.string()}, "unlimited"
     )
@@ -761,7 +761,7 @@ def test_query_without_cti_is_refused_by_its_own_note(tmp_path):
 
 
 def offset(start=0, topic="rides", **settings):
-    """The offset of a stream's first batch, as far as it says how rows are judged."""
+    """The parts of a stream's first offset that say how rows are judged."""
     given = {"ctiFrequency": "1", "ctiDelay": "5 minutes", "violationPolicy": "flag", **settings}
     kept = {name: text for name, text in given.items() if text is not None}
     return {"settings": kept, "partitions": {topic: {"0": {"from": start, "to": 9}}}}
@@ -772,7 +772,7 @@ def judged(**differences):
 
 
 def noted(tmp_path, **differences):
-    """A store that a query has written whose checkpoint has such an offset."""
+    """A store written by a query with this offset in its checkpoint."""
     Main(tmp_path / "s")
     (tmp_path / "c" / "offsets").mkdir(parents=True)
     lines = ["v1", '{"batchTimestampMs":1}', json.dumps(offset(**differences))]

@@ -1,4 +1,4 @@
-"""Whatever a file's layout, its events come back, and every row group says what is in it."""
+"""For any layout of a file, its events come back, and every row group has its bounds."""
 
 import numpy as np
 import pyarrow as pa

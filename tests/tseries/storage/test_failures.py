@@ -139,7 +139,7 @@ def as_nobody():
 
 @pytest.fixture
 def team():
-    """A directory whose new entries are of the group `NOBODY`."""
+    """A directory that gives new entries the group `NOBODY`."""
     there = Path(tempfile.mkdtemp())
     with contextlib.suppress(PermissionError):
         os.chown(there, -1, NOBODY)

@@ -82,7 +82,7 @@ def now_us():
 
 
 def events(location):
-    """(series, sequence, value) of all events, as somebody who comes anew sees them."""
+    """(series, sequence, value) of all events, as a new reader sees them."""
     forget_stores()
     snapshot, index = sight_now(Store.open(location))
     found = run_query(Scope(snapshot, index), Query("allEdits")).table

@@ -30,7 +30,7 @@ VALUES = {"value": pa.int64()}
 
 @pytest.fixture
 def path(tmp_path):
-    """A store of commits that were not synced, the second last of which is a checkpoint."""
+    """A store of unsynced commits; the last but one has a checkpoint."""
     series = TimeSeries.create(
         tmp_path / "s", VALUES, "unlimited", "me", durability="os", auto_compact=False
     )
@@ -60,7 +60,7 @@ class Machine:
         self.losses = self.moments = 0
 
     def lose_power(self):
-        """Whatever was acknowledged is there, in the worst cases and in some others."""
+        """Everything acknowledged is there, in the worst cases and in some others."""
         by_chance = {"names": False, "seed": self.losses}
         cases = [{"names": False}, {"names": True}, *([by_chance] if self.facts else [])]
         self.moments += 1

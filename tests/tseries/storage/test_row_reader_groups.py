@@ -279,7 +279,7 @@ def test_a_file_is_opened_once_for_many_pieces(tmp_path, watched, monkeypatch):
 
 
 def test_the_rows_of_small_files_are_folded_together(tmp_path, monkeypatch):
-    """A fold of a few rows takes as long as one of thousands."""
+    """A fold of a few rows takes the same time as one of thousands."""
     store = TimeSeries.create(tmp_path, {"x": pa.int64()}, "unlimited", auto_compact=False)
     for number in range(40):
         at = pa.array([number] * 2, pa.timestamp("us", "UTC"))

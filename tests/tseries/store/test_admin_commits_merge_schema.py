@@ -1,4 +1,4 @@
-"""mergeSchema adds value columns, whatever files, rivals and compaction have of them."""
+"""mergeSchema adds value columns beside old files, rivals and compaction."""
 
 import pyarrow as pa
 import pytest
@@ -40,7 +40,7 @@ def test_a_new_column_is_added_once_and_older_events_have_nulls(tmp_path):
     assert DeltaTable(tmp_path / "s").version() == 2
     assert [field.name for field in store.values] == ["value", "note"]
     store.append(with_note(batch(("a", 2)), "x"))
-    store.append(batch(("a", 3)))  # Of a writer that does not know the column.
+    store.append(batch(("a", 3)))  # From a writer that does not know the column.
     expected = [(0, None), (1, "x"), (2, None)]
     assert stored(tmp_path / "s", "sequence", "note") == expected
     compact(str(tmp_path / "s"))

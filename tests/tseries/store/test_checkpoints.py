@@ -86,7 +86,7 @@ def test_a_checkpoint_never_has_a_commit_that_came_after_it_was_due(series, monk
     held.go.set()
     assert last_checkpoint(series) == INTERVAL - 1
     path = Path(series._store.root)
-    for version in range(INTERVAL, INTERVAL + 4):  # What is left is the checkpoint alone.
+    for version in range(INTERVAL, INTERVAL + 4):  # Only the checkpoint is left.
         (path / f"_delta_log/{version:020d}.json").unlink(missing_ok=True)
     assert DeltaTable(path).version() == INTERVAL - 1
     assert len(DeltaTable(path).file_uris()) == INTERVAL - 1

@@ -318,7 +318,7 @@ def test_store_created_again_under_a_subscriber_is_another_one(tmp_path):
 
 
 def tear_commit(path, version):
-    """Tear a log entry and the files of its commit, of which it could be made again."""
+    """Tear a log entry and the files of its commit, which could rebuild it."""
     entry = path / "_delta_log" / f"{version:020d}.json"
     for added in parse_entry(version, entry.read_bytes()).added:
         (path / added).write_bytes(b"")
@@ -344,7 +344,7 @@ def write(query, *numbers, first=0):
 
 
 def put_back(tmp_path, name):
-    """A backup of store and checkpoint put back; `store` or `checkpoint` for one of them alone."""
+    """A backup of store and checkpoint put back; `store` or `checkpoint` for only one of them."""
     for folder in {"both": ("s", "c-q"), "store": ("s",), "checkpoint": ("c-q",)}[name]:
         copy(tmp_path / "backup" / folder, tmp_path / folder)
 

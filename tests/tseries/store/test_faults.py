@@ -72,7 +72,7 @@ def test_compaction_loses_nothing_if_the_checkpoint_after_it_fails(series, tmp_p
     for n in range(8):
         series.append("a", float(n))
     without_checkpoints(tmp_path / "s")
-    # The store's tenth commit, after which a checkpoint is due.
+    # The store's tenth commit: now a checkpoint is due.
     assert series.compact().files_after == 1
     assert [row[1] for row in stored(tmp_path / "s")] == list(range(8))
     assert series.verify() == []

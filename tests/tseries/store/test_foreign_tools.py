@@ -175,7 +175,7 @@ def test_compaction_after_optimize_removes_only_events_out_of_range(path):
     before = contents(path)
     compacted(DeltaTable(path))
     removed = series.compact().removed_events
-    assert removed == 17  # Of 27 events nine are in range, and the newest edit stays.
+    assert removed == 17  # Nine of 27 events are in range, and the newest edit stays.
     assert contents(path) == before
     assert verify(str(path)) == []
 

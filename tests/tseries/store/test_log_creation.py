@@ -34,7 +34,7 @@ def path(tmp_path):
 
 
 def age(path):
-    """Let all files below `path` be older than those that maintenance leaves alone."""
+    """Let all files below `path` be old enough for maintenance to remove."""
     for directory, _, names in os.walk(path):
         for name in names:
             os.utime(os.path.join(directory, name), (1, 1))

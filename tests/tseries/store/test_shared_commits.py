@@ -198,7 +198,7 @@ def test_append_by_a_signal_handler_during_an_append_does_not_hang(series, tmp_p
 
 
 def test_fork_of_a_process_whose_threads_append_can_append(series, tmp_path):
-    series._store._shared._leader = object()  # As the fork of a process in whose thread one leads.
+    series._store._shared._leader = object()  # As the fork of a process with a thread that leads.
     child = os.fork()
     if not child:
         os._exit(0 if fresh(series) else 1)

@@ -306,7 +306,7 @@ def test_a_crash_before_the_commit_leaves_the_store_as_it_was(tmp_path, monkeypa
 
 
 def losing(store, *rows):
-    """The store, whose writer loses a race against each of `rows`."""
+    """The store, with a writer that loses a race against each of `rows`."""
     return Meeting(store, before=[lambda each=each: rival(store).append(each) for each in rows])
 
 

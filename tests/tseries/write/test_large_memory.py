@@ -57,7 +57,7 @@ print(size, pool.max_memory())
 @pytest.mark.outside_ci
 @pytest.mark.thorough
 def test_neither_tasks_nor_the_commit_hold_a_large_batch_in_memory(tmp_path):
-    # A process of its own, whose memory is that of the batch.
+    # A process of its own, with only the batch's memory.
     (tmp_path / "s").mkdir()
     command = [sys.executable, "-c", BATCH, TESTS, str(tmp_path / "s")]
     done = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)

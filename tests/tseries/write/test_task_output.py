@@ -502,7 +502,7 @@ def test_column_added_during_a_batch_is_null_in_it(tmp_path, rival, memory):
     add_columns(store, [pa.field("more", pa.int64())])
     if rival:
         store.append(batch(("z", 1)))
-    # As Spark does it: the commit is that of a writer made anew, by the store as it is then.
+    # As Spark does it: a new writer commits, by the store as it is then.
     anew = DefaultSource({"path": str(tmp_path / "s")}).streamWriter(SPARK, False)
     anew.target = replace(anew.target, limits=limits)
     anew.commit(messages, 0)

@@ -1,4 +1,4 @@
-"""The page is small, safe from hostile names, and sends what has changed to this machine alone."""
+"""The page is small, safe from hostile names, and sends changes only to this machine."""
 
 import argparse
 import json
@@ -55,7 +55,7 @@ def test_a_thousand_partitions_are_one_small_page():
 
 
 def test_page_text_and_json_show_the_changes_of_a_clock_and_one_that_waits():
-    """Old and new values, escaped, and from which CTI on."""
+    """Old and new values, escaped, and the CTI of the change."""
     change = ClockChange(0, NOON, {"ctiDelay": "1 s"}, {"ctiDelay": "2 s", "writers": "<b>"})
     waiting = "2024-01-01T13:00:00Z: 'ctiDelay' from '2 s' to '9 s'"
     view = view_of([share(state(5))], changes=(change,), unpinned={"changeFrom": waiting})

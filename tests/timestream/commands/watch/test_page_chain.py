@@ -26,7 +26,7 @@ MINUTE = 60 * SECOND
 
 
 def first(second=50, newest=60, **links):
-    """A query that reads a topic whose newest event is at `newest`, and is at `second`."""
+    """A query, at `second`, that reads a topic with its newest event at `newest`."""
     clock = replace(state(second), last_us=NOON + newest * SECOND)
     return replace(view_of([share(clock)], topic="trips", query="/a"), links=QueryLinks(**links))
 

@@ -57,7 +57,7 @@ def file_of(changes, how="lz4", rows=3):
 
 
 class Operator:
-    """An operator of a query, whose files are written as Spark writes them."""
+    """An operator of a query, with files as Spark writes them."""
 
     def __init__(self, root, fields=WINDOWS, kind="stateStoreSave", stores=("default",), number=0):
         self.folder, self.stores = root / "state" / str(number), stores
@@ -129,7 +129,7 @@ def table_of(entries, how="lz4", form=5, rows=3):
         size = len(each) - 5
         index.append((keys[-1][0], number(signed) if shares else number(len(out)) + number(size)))
         out += each
-    # Every second key of the index is the one before, and has the difference of sizes alone.
+    # Every second key of the index repeats the one before, and has only the difference of sizes.
     told = b"".join(
         (number(1) + number(0) + value if place % 2 else number(0) + number(len(key)) + key + value)
         for place, (key, value) in enumerate(index)
@@ -478,7 +478,7 @@ def test_a_checkpoint_without_state_has_no_note(tmp_path):
 
 
 def table_of_block(block):
-    """A table with one block, whatever is in it."""
+    """A table with one block of any content."""
     squeezed = number(len(block)) + pa.Codec("lz4_raw").compress(block, asbytes=True)
     index = number(0) + number(1) + b"k" + number(0) + number(len(squeezed))
     index += struct.pack("<II", 0, 1)
@@ -489,7 +489,7 @@ def table_of_block(block):
 
 
 def keys_that_grow(count):
-    """Each key is the one before and a letter more."""
+    """Each key is the key before with one more letter."""
     entries = number(0) + number(8) + number(0) + b"\1" * 8
     for place in range(count):
         entries += number(place + 8) + number(1) + number(0) + b"\1"

@@ -31,7 +31,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Limit the calls and the closes that may hang, each by itself, from none on."""
+    """Limit the calls and the closes that may hang, each separately, from none on."""
 
     def set_limit(count: int) -> None:
         for hanging in (ABANDONED, UNCLOSED):
@@ -51,7 +51,7 @@ def gate():
 
 
 class Hanging:
-    """A client whose `stuck` never returns by itself."""
+    """A client; its `stuck` never returns unasked."""
 
     def __init__(self, gate: threading.Event) -> None:
         self.gate, self.calls = gate, 0
@@ -186,7 +186,7 @@ def test_calls_that_hang_stop_no_closes(gate, limit) -> None:
 
 
 class Closing:
-    """A client whose close waits for a gate."""
+    """A client that waits for a gate in `close`."""
 
     def __init__(self, gate: threading.Event) -> None:
         self.gate, self.closed = gate, list[int]()

@@ -25,7 +25,7 @@ THERE, NOT_THERE = Partition("t", 0), Partition("t", 99)
 
 @pytest.fixture
 def slow_broker() -> Iterator[str]:
-    """The address of a broker whose answers take a fifth of a second; it ends with its producer."""
+    """The address of a broker that answers after a fifth of a second; it ends with its producer."""
     made_up = {"test.mock.num.brokers": 1, "test.mock.broker.rtt": 200, "log_level": 0}
     server = Producer({"bootstrap.servers": "none:1", **made_up})
     server.produce("t", b"0", partition=0)

@@ -67,7 +67,7 @@ def test_an_error_that_ends_a_transaction_asks_for_the_next_one_if_that_may_succ
 
 
 class Clock:
-    """Time passes by waiting, and by what a request takes."""
+    """Time passes in waits and in requests."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

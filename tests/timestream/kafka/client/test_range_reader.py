@@ -70,7 +70,7 @@ Bounds = tuple[int, int] | KafkaError
 
 
 class Scripted:
-    """A consumer that takes what a script says, of a partition whose offsets 15 to 30 exist.
+    """A consumer that follows a script, over a partition with the offsets 15 to 30.
 
     `bounds` are what the broker says of them otherwise, question by question; the last stays.
     """
@@ -344,7 +344,7 @@ def test_a_consumer_that_is_replaced_is_closed_once(
 
 
 class Group(Scripted):
-    """A consumer whose broker takes texts of so many characters, and none of partition 9."""
+    """A consumer of a broker that takes texts of so many characters, and none of partition 9."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(iter([]))

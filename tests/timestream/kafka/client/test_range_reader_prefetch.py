@@ -200,7 +200,7 @@ def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once(
     reading = prefetch_small_ranges(given, "g", spans, ColumnSet(), read)
     for span in spans:
         assert list(reading(span, ColumnSet())) == []
-    # What did not come whole is read by itself.
+    # A range that did not come whole is read separately.
     assert (in_turn, at_once) == ([0, 1], [[1, 2, 3, 4]])
 
 

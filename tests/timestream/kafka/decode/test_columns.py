@@ -311,7 +311,7 @@ def test_names_that_differ_in_case_or_place_are_not_twice_the_same():
 
 @pytest.mark.parametrize("kind", [VariantType(), ArrayType(VariantType()), GeometryType(4326)])
 def test_a_type_of_spark_s_own_is_refused_by_its_name(kind):
-    """Arrow has it as a struct, whose fields no payload has: each row would be null in silence."""
+    """Arrow has it as a struct, and no payload has its fields: all rows would be null."""
     columns = to_arrow_schema(StructType([StructField("a", kind)]), timezone="UTC")
     with pytest.raises(SchemaRefused, match="column 'a' is or contains a variant, geometry or"):
         project(options(valueFormat="json"), columns)

@@ -57,7 +57,7 @@ def test_a_condition_finds_the_rows_that_sparks_filter_finds(spark, seed):
             for column, (text, rows) in zip(result.columns, found.items(), strict=True):
                 truths = [place for place, truth in enumerate(column.to_pylist()) if truth is True]
                 if truths != rows:
-                    # The filter alone has the last word, not one of many columns of a projection.
+                    # Only the filter has the last word, not one of many columns of a projection.
                     kept = frame.where(text).select("row").toArrow()["row"].to_pylist()
                     assert sorted(kept) == rows, (text, session)
         finally:

@@ -135,7 +135,7 @@ def test_a_clock_that_stamps_its_records_too_is_named_with_the_two_ways_out(make
     assert "'LogAppendTime'" in diagnosis.fix
     assert "'writerFrom'" in diagnosis.fix
     ways = take(diagnosis.fix)
-    # maxFuture alone cannot help: the record is as wrong.
+    # maxFuture cannot help: the record is as wrong.
     assert run(sent, **ways)[1] == before
     assert run(make(by_us), **ways)[1] == 120
     assert run(sent, writerFrom="field:device")[1] == 120

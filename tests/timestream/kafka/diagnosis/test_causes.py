@@ -1,4 +1,4 @@
-"""Each diagnosis names its cause and since when, from the history of a stream alone."""
+"""Each diagnosis names its cause and since when, only from the history of a stream."""
 
 from dataclasses import replace
 
@@ -183,7 +183,7 @@ def test_a_partition_whose_writers_all_lag_is_behind_and_none_of_them_is_silent(
     diagnosis = only([ahead, slow], settings=settings)
     assert (diagnosis.kind, diagnosis.partitions) == (Kind.IDLE_PARTITION, {at(1)})
     assert "1 hour ahead" in diagnosis.text
-    # One device that is far behind in its partition is silent, whatever another partition does.
+    # One device that is far behind in its partition is silent, in spite of another partition.
     lone = share(with_writers(-7200, last=9, **{**devices, "d0": -7200}))
     diagnosis = only([ahead, lone], settings=settings)
     assert (diagnosis.kind, diagnosis.writers) == (Kind.SILENT_WRITER, {(at(1), "d0")})
@@ -680,7 +680,7 @@ def test_names_are_few():
     assert name_partitions([at(1)]) == "topic 'topic' partition 1"
 
 
-# -- whatever the history -------------------------------------------------------------------------
+# -- for any history ------------------------------------------------------------------------------
 
 SECONDS = st.none() | st.integers(-9, 9)
 CLOCKS = st.builds(

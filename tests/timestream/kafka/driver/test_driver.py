@@ -40,7 +40,7 @@ def impatient(monkeypatch):
 
 
 class Imports:
-    """An imported topic whose CTI is what the test says."""
+    """An imported topic with the CTI that the test sets."""
 
     def __init__(self) -> None:
         self.cti_us = None
@@ -174,7 +174,7 @@ def test_a_batch_that_runs_again_asks_for_the_id_of_its_topic_until_it_is_told(f
     broker.topic_ids = lambda topics: {}
     with pytest.raises(BrokerUnreachable, match="do not tell the id of topic 'topic': it may have"):
         run_again(run, broker, failOnDataLoss=fails)
-    # Of a topic that is gone there is no id: the tasks say that its records are lost.
+    # A topic that is gone has no id: the tasks say that its records are lost.
     del broker.log[at(0)]
     [plan] = run_again(run, broker, failOnDataLoss=fails)
     assert plan.ranges[0].offsets == OffsetRange(at(0), 0, 100)
@@ -439,7 +439,7 @@ def test_a_topic_whose_id_is_not_known_is_taken_for_the_same():
 
 
 def test_joined_batches_that_run_again_leave_out_a_topic_that_only_an_earlier_one_reads():
-    """The last batch reads one topic alone, and the other was created again since."""
+    """The last batch reads only one topic, and the other was created again since."""
     broker = FakeBroker(p0=(0, 10))
     broker.log[at(0, "other")] = (0, 5)
     lossy = {"failOnDataLoss": "false"}
@@ -799,7 +799,7 @@ def told(run):
 
 
 def counting(run, **clocks):
-    """Let each batch leave the clock of `clocks`, by partition, whatever it read."""
+    """Let each batch leave the clock of `clocks`, by partition, with any records."""
     run.driver._end_states.restore = lambda options, offset, span: clocks.get(
         f"p{span.partition.number}", offset.partitions[span.partition].clock
     )
@@ -1125,7 +1125,7 @@ def test_a_damaged_offset_of_an_earlier_run_is_refused_by_name(damage):
     "offset", [["version"], 5, {"trips": {"0": 5}}, {"version": 1, "store": ""}]
 )
 def test_an_offset_of_another_source_is_refused_by_name(offset):
-    """Of the sources `rate` and `kafka` of Spark, and of a subscription to a store."""
+    """Offsets of Spark's sources `rate` and `kafka`, and of a subscription to a store."""
     driven = Driven(FakeBroker(p0=(0, 9)))
     driven.offset = offset
     with pytest.raises(CheckpointMismatch, match=r"another source wrote .* with a new checkpoint"):
@@ -1159,7 +1159,7 @@ def test_an_answer_that_took_long_is_no_proof_that_a_partition_is_gone():
     def partitions():
         if not answers:
             return listed()
-        # Slower than the time for which a partition must be missing.
+        # Slower than the time that a partition must be missing.
         time.sleep(0.1)
         return answers.pop()
 

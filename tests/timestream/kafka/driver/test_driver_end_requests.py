@@ -73,7 +73,7 @@ def test_a_stream_ends_once_wherever_it_is_killed(tmp_path, caps, told, killed, 
         0: 20,
         1: 9,
     }
-    # The request is gone, and the checkpoint alone knows the end.
+    # The request is gone, and only the checkpoint knows the end.
     again = run_of(broker, tmp_path, run.offset)
     if grows:
         broker.log[at(0)] = (0, 21)

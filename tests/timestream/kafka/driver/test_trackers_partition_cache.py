@@ -12,7 +12,7 @@ from pyspark_timestream.kafka.driver.trackers import PartitionCache
 
 
 class Asked:
-    """A broker whose listing gains a partition with every answer, which waits for `gate`."""
+    """A broker that lists one more partition with every answer, after waiting for `gate`."""
 
     def __init__(self) -> None:
         self.now_s, self.threads, self.answered = 0.0, [], 0

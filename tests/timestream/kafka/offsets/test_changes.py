@@ -433,7 +433,7 @@ def test_a_change_in_the_restart_that_finds_the_topic_created_again_goes_on_with
 
 
 def test_a_clock_is_not_restored_from_the_records_of_a_topic_that_was_created_again():
-    """The group has no state, and the offsets that were read are those of another topic now."""
+    """The group has no state, and the offsets that were read belong to another topic now."""
     logs = Logs("topic")
     asked = {"startTime": "header:t", "ctiFrequency": "1", "violationPolicy": "flag",
              "failOnDataLoss": "false"}  # fmt: skip

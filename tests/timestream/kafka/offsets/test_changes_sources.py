@@ -168,7 +168,7 @@ def test_writers_of_a_header_that_is_left_out_hold_nothing_back_when_it_is_there
 
 @pytest.mark.parametrize("added", [True, False])
 def test_an_import_whose_header_follows_the_streams_waits_for_no_writer_of_the_header_before(added):
-    """A topic name alone means marks under `ctiHeader`, or else under `cti` (6.1)."""
+    """Just a topic's name means marks under `ctiHeader`, or else under `cti` (6.1)."""
     logs = Logs("topic", "fast")
     without = {**ask(["frequency"]), "ctiDelay": "20 s", "ctiImport": "fast"}
     first, then = (without, {**without, "ctiHeader": "c"})[:: 1 if added else -1]

@@ -262,7 +262,7 @@ def size(start, end):
 
 @pytest.mark.parametrize("prefix", ["w", "01234567-89ab-cdef-0123-456789"])
 def test_clocks_of_writers_take_little_beside_what_the_driver_knows(prefix):
-    """5,000 that keep step, of which 600 mark in a batch, or 700 that all do."""
+    """5,000 that keep step and 600 of them mark in a batch, or 700 that all do."""
     chance = random.Random(7)
     names = [f"{prefix}{n:06}" for n in range(5_000)]
     before, later_us = marked(names, BEGUN_US, chance), BEGUN_US + MINUTE_US

@@ -1,4 +1,4 @@
-"""The time of a stream whose partitions are all idle (semantics 5.9), offset by offset."""
+"""The time of a stream with all partitions idle (semantics 5.9), offset by offset."""
 
 import dataclasses
 import itertools
@@ -32,7 +32,7 @@ RUN = run_context(OPTIONS)
 
 
 def quiet(*clocks, **more):
-    """A stream whose partitions have been read to their ends, and are idle."""
+    """A stream with partitions that have been read to their ends, and are idle."""
     partition_offsets = {
         at(n): PartitionOffset(3, 3, clock, idle=True) for n, clock in enumerate(clocks)
     }

@@ -147,7 +147,7 @@ def full(log, every=2):
 
 
 def expected_rows(logs, lower, upper, flag):
-    """The rows of the full run whose time is in [lower, upper), up to each partition's end."""
+    """The rows of the full run with times in [lower, upper), up to each partition's end."""
     return [
         (number, offset)
         for number, log in enumerate(logs)
@@ -169,7 +169,7 @@ def test_a_replay_in_any_batches_has_the_rows_and_the_last_cti_of_its_span(
 ):
     upper = lower + length
     more = {"violationPolicy": "flag"} if flag else {}
-    # Aligned reading (semantics 5.10) changes the batches alone.
+    # Aligned reading (semantics 5.10) changes only the batches.
     more |= {} if skew is None else {"maxSkew": f"{skew} ms"}
     with small_reads(tasks=False):
         replay = Replay(given_logs, lower, upper, **more)

@@ -236,7 +236,7 @@ def test_a_running_import_that_is_bounded_keeps_what_it_has_seen():
     run = Importing(broker)
     for _ in range(8):
         run.update()
-    # The partition is missing from one listing, and the other one's end is that of a while ago.
+    # The partition is missing from one listing, and the other one's end is outdated.
     broker.partitions, broker.ends = lambda: [at(0, "fast")], lambda partitions: {at(0, "fast"): 1}
     run.importer.limit_to_current_ends()
     del broker.partitions, broker.ends

@@ -91,7 +91,7 @@ class Reader:
         }
         index = index if self.indexed else {}
         planned = next_offset(previous, ended, positions, ends, run, time_index=index)
-        # A replay knows the offset alone.
+        # A replay knows only the offset.
         self.offset = StreamOffset.from_json(json.loads(json.dumps(planned.to_json())))
         assert self.offset == planned
         return planned is not previous
@@ -195,7 +195,7 @@ def test_aligned_batch_reads_exactly_up_to_the_bound_by_the_index(logs, skew_s, 
             beyond = [s for s in logs[n][slice(*batch[n])] if s >= bound]
             assert len(beyond) <= 1 or steady[n] == min(steady.values())
             if limit is None:
-                # Whatever lies before the bound is read.
+                # Everything before the bound is read.
                 assert all(s >= bound for s in logs[n][batch[n][1]:])  # fmt: skip
 
 

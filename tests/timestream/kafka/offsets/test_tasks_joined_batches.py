@@ -71,12 +71,12 @@ def test_joined_batches_give_the_same_rows_drops_and_ctis(every, logs, imports, 
             told = of_ctis(rows, emitted)
             promised = None if end.cti_us is None else end.cti_us // 1000
             if len(world.log | world.gone | world.away) == 1 and len(end.partitions) == 1:
-                # Of CTIs without a record between them, imports may leave the last one.
+                # If no record is between CTIs, imports may leave only the last one.
                 all_ = of_ctis(single, emitted)
                 assert told == [cti for cti in all_ if cti in told]
                 assert {cti for cti in all_ if cti in before_records(single)} <= set(told)
             elif len(read) > 1:
-                # Of several partitions only what all of the batches had told is sure.
+                # With several partitions, only the CTIs told by all of the batches are sure.
                 assert set(told) <= {promised}
             assert promised is None or promised <= max(
                 each for each in (emitted, *told) if each is not None

@@ -57,7 +57,7 @@ LEGAL = {
 
 
 def refusal(**raw):
-    """The message with which options are refused, whose shape is always the same."""
+    """The message that refuses options; its shape is always the same."""
     with pytest.raises(OptionError) as refused:
         read_kafka_options(raw)
     message = str(refused.value)

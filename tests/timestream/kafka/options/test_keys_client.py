@@ -18,7 +18,7 @@ from pyspark_timestream.kafka.options.keys import ENGINE_OWNED, JVM_ONLY, RUNS_C
 
 
 def refusal(key):
-    """The message with which `kafka.<key>` is refused."""
+    """The message that refuses `kafka.<key>`."""
     with pytest.raises(OptionError) as refused:
         read_kafka_options({**GIVEN, f"kafka.{key}": "hunter2"})
     message = str(refused.value)
@@ -212,7 +212,7 @@ def is_taken(key):
 
 
 def test_no_setting_of_librdkafkas_that_runs_code_is_left():
-    """By what the settings are called: whoever updates librdkafka looks at what is new."""
+    """By the settings' names: an update of librdkafka must look at new ones."""
     suspicious = re.compile(
         "cmd|command|exec|plugin|librar|engine|provider|_cb$|callback(_data)?$|opaque|interceptor|"
         "cmp$|conf$|^ssl_|^test"

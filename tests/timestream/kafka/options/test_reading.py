@@ -122,7 +122,7 @@ def test_subject_is_required_where_there_may_be_several_topics(side, topics):
     assert f"'{NAMES['reader_schema'][SIDES.index(side)]}'" in message
     assert rules(side, **raw, **given(side, subject="s")).needs_latest
     assert not rules(side, **raw, **given(side, reader_schema=LONG)).needs_latest
-    # Ids of framed JSON are looked up by id alone.
+    # Schemas of framed JSON are looked up only by id.
     assert rules(side, **{**raw, **given(side, format="json")}).subject is None
 
 

@@ -40,7 +40,7 @@ def test_without_an_offset_nothing_is_written(offset) -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=20))
 def test_any_repetition_of_batches_writes_each_one_once(steps) -> None:
-    """A batch comes again until Spark notes it, and only then the next one."""
+    """A batch comes again until Spark notes it, and then the next one."""
     last, batch, written = None, 0, []
     for step in steps:
         if not check_written(last, batch, PLACE):

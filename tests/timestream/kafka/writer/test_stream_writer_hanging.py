@@ -1,7 +1,7 @@
 """Writes through clients that do not return from a call: each row and mark once, and in time.
 
 `Cluster` keeps what transactions commit, and fences as Kafka does: a new producer of a
-transactional id ends the transaction of the one before, whose late commit is refused.
+transactional id ends the transaction of the one before, and a late commit is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Cluster:
         self.before_effect = True
         self.errors: list[Any] = []
         self.deaf: set[int] = set()
-        """The producers, by number, whose transactions get no answer."""
+        """The producers, by number, that get no answer to their transactions."""
         self.groups: list[str] = []
         self.gate = threading.Event()
         self.made = 0

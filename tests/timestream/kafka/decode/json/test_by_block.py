@@ -123,7 +123,7 @@ def test_a_value_becomes_the_same_alone_and_beside_any_others(values):
     alone = [row for value in values for row in with_few(10**6, [value])]
     for few_ in (1, 2, 10**6):
         assert with_few(few_, values) == alone
-    # Arrow alone gets what is good twice.
+    # Only Arrow gets the good values twice.
     twice = [value for value in values for _ in (1, 2)]
     assert with_few(1, twice)[::2] == alone
 
@@ -305,7 +305,7 @@ long_numbers = st.integers(1, 38).flatmap(lambda n: st.integers(10 ** (n - 1), 1
 @example((38, 18), ["30e28"])
 @settings(deadline=None)
 def test_a_decimal_with_too_many_digits_is_bad_and_no_other_number(shape, literals):
-    # Arrow's parser multiplies such a number until its bits run over.
+    # Arrow's parser multiplies the number until its bits run over.
     fields = RequestedFields(pa.schema([("n", pa.list_(pa.decimal128(*shape)))]))
     values = [f'{{"n":[{literal}]}}'.encode() for literal in literals]
     for value in values:

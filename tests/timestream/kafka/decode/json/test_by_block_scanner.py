@@ -57,7 +57,7 @@ def build_script():
 
 @pytest.fixture(scope="module", autouse=True)
 def scanner(tmp_path_factory):
-    """The library of the present source, whose values are all put back, however few it read."""
+    """The library of the present source; all its values are put back, even if it read few."""
     library = Path(GIVEN or tmp_path_factory.mktemp("scanner") / "scan_json.so")
     script = build_script()
     trouble = None if GIVEN else script.build_library(library, ["-Werror"], script.SCANNER)

@@ -166,7 +166,7 @@ def test_a_raw_field_of_a_parent_that_is_not_an_object_is_null_and_not_malformed
 
 
 def read_schemas(fields, monkeypatch):
-    """The explicit schemas with which Arrow reads two values."""
+    """The explicit schemas that Arrow reads two values with."""
     found, before = [], by_block._read
     monkeypatch.setattr(by_block, "load_scanner", lambda: None)
     monkeypatch.setattr(

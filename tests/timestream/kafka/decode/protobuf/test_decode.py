@@ -1,4 +1,4 @@
-"""Protobuf payloads as columns: what is read of which bytes."""
+"""Protobuf payloads as columns: bytes and their values."""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""Blocks of messages: malformed ones are isolated, whatever they make the libraries do."""
+"""Blocks of messages: malformed ones are isolated, even if they upset the libraries."""
 
 import os
 import subprocess
