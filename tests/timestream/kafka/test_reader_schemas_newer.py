@@ -111,7 +111,7 @@ def test_a_latest_schema_that_is_none_stops_no_restart_and_is_told_once(
     assert (versions(second), versions(second, "key")) == ([1], [1, 2])
     line, _ = caplog.messages
     assert line.startswith("the latest schema of subject 't-value' cannot be used, so values are")
-    assert f"read by schema {number} alone, as before (" in line
+    assert f"read only by schema {number}, as before (" in line
 
 
 def test_a_registry_that_refuses_the_latest_schema_stops_no_restart(stub, caplog, monkeypatch):
