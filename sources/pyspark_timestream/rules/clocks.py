@@ -541,7 +541,10 @@ def _raise_to_minimum(clock: PartitionClock, rules: TimeRules) -> PartitionClock
     if _is_in_grace(clock, rules):
         return clock
     least_us = min_cti(writer.mark_us for _, writer in clock.writers)
-    return clock if least_us is None else raise_cti(clock, least_us)
+    if least_us is None:
+        return clock
+    # A partition that reaches the end of a replay has that CTI exactly (7.7).
+    return raise_cti(clock, least_us if rules.until_us is None else min(least_us, rules.until_us))
 
 
 def _has_only_been_waited_for(writer: WriterState) -> bool:

@@ -58,6 +58,14 @@ def test_the_minimum_rises_at_the_change_not_before_the_grace_is_over(record_us,
     assert change_rules(clock, before, replace(before, writers=())).cti_us == cti_us
 
 
+@pytest.mark.parametrize("cti_us", [3, 4])
+def test_a_partition_whose_minimum_passes_the_end_of_a_replay_at_the_change_has_that_cti(cti_us):
+    """Also one that has ended before, whose writers' marks may be far beyond."""
+    before = TimeRules(writers=("c",), until_us=4)
+    clock = PartitionClock(cti_us, writers=MARKED, begun=True)
+    assert change_rules(clock, before, replace(before, writers=())).cti_us == 4
+
+
 def test_a_new_name_is_waited_for_unless_it_is_live_and_one_that_is_gone_stays_gone():
     before, after = TimeRules(writers=("gone",)), TimeRules(writers=("a", "gone", "new"))
     clock = PartitionClock(3, writers=live(a=WriterState(9, 4)), begun=True)
