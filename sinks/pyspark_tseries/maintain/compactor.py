@@ -65,7 +65,7 @@ from pyspark_tseries.storage.row_reader import (
     Footer,
     OpenFile,
     PieceRows,
-    Reading,
+    ReadRequest,
     RowFilter,
     assemble_pieces,
     cast_columns,
@@ -600,7 +600,7 @@ class SortedFile:
             self._next += 1
         due_pieces = pieces[begin : self._next]
         for rows in (
-            read_pieces(self._location, due_pieces, Reading(self._schema)) if due_pieces else ()
+            read_pieces(self._location, due_pieces, ReadRequest(self._schema)) if due_pieces else ()
         ):
             # An earlier call has taken the rows before this range.
             yield _copy_few(rows.slice(_count_before(rows, keys.first, 0), rows.rows))

@@ -68,7 +68,13 @@ from pyspark_tseries.read.select import (
     select,
 )
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.row_reader import Reading, RowFilter, fold_files, read_rows, scan_file
+from pyspark_tseries.storage.row_reader import (
+    ReadRequest,
+    RowFilter,
+    fold_files,
+    read_rows,
+    scan_file,
+)
 from pyspark_tseries.storage.snapshot import Snapshot
 
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
@@ -328,8 +334,8 @@ class Scan:
         """
         schema = encode_series(select_fields(self._schema, columns))
         series = self._list_long_series() if by_runs else []
-        reading = Reading(schema, self._make_original_filter(), series)
-        fold_files(self._location, self.originals, reading, fold)
+        request = ReadRequest(schema, self._make_original_filter(), series)
+        fold_files(self._location, self.originals, request, fold)
 
     def _list_long_series(self) -> list[str]:
         """Return all series of the store, if their times never fall and they have many rows."""

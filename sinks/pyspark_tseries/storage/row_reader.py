@@ -423,7 +423,7 @@ _To = TypeVar("_To")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadRequest:
     """What to read from files.
 
     Attributes:
@@ -475,7 +475,7 @@ def read_rows(
         OSError: an object store cannot be reached.
     """
     matching = [file for file in files if row_filter.may_match_file(file)]
-    jobs = _map_jobs(location, matching, row_filter, Reading(schema, row_filter), list)
+    jobs = _map_jobs(location, matching, row_filter, ReadRequest(schema, row_filter), list)
     rows = assemble_pieces(chain.from_iterable(jobs), schema)
     return rows if expression is None else rows.filter(expression)
 
@@ -490,9 +490,9 @@ def scan_file(
     """Yield what `read_rows` returns for one file, piece by piece, in tables that are not empty."""
     if not row_filter.may_match_file(file):
         return
-    reading = Reading(schema, row_filter)
+    request = ReadRequest(schema, row_filter)
     for piece in plan_pieces(file, load_footer(location, file), row_filter):
-        for piece_rows in read_pieces(location, [piece], reading, threads=True):
+        for piece_rows in read_pieces(location, [piece], request, threads=True):
             rows = _assemble_table(piece_rows.fixed, [piece_rows], schema)
             matching = rows if expression is None else rows.filter(expression)
             if matching.num_rows:
@@ -509,7 +509,7 @@ def assemble_pieces(pieces_rows: Iterable["PieceRows"], schema: pa.Schema) -> pa
 def fold_files(
     location: Location,
     files: Sequence[DataFile],
-    reading: Reading,
+    request: ReadRequest,
     fold: Callable[[pa.Table], None],
 ) -> None:
     """Call `fold` with the rows of each piece that has any, and with those of small files together.
@@ -520,14 +520,14 @@ def fold_files(
     Args:
         location: the location of the store.
         files: the files.
-        reading: what to read; this function chooses the size of pieces. `series` is a dictionary.
+        request: what to read; this function chooses the size of pieces. `series` is a dictionary.
         fold: gets rows; those of one file are in its order.
 
     Raises:
         UnusableStore, OSError: as `read_rows`.
     """
-    schema = reading.schema
-    row_filter = replace(reading.row_filter, times=ANY_VALUE)
+    schema = request.schema
+    row_filter = replace(request.row_filter, times=ANY_VALUE)
 
     def fold_job(pieces_rows: Iterable[PieceRows]) -> None:
         small: list[PieceRows] = []
@@ -548,26 +548,26 @@ def fold_files(
             fold(assemble_pieces(small, schema))
 
     wide = any(not pa.types.is_primitive(field.type) for field in schema if field.name != "series")
-    piece_reading = replace(
-        reading,
+    piece_request = replace(
+        request,
         row_filter=row_filter,
         # By runs, all rows of a piece are read, so no condition may choose among them.
-        series=() if row_filter.columns else reading.series,
+        series=() if row_filter.columns else request.series,
         piece_rows=ROWS_PER_PIECE * (1 if wide else NARROW_PIECES),
     )
-    _map_jobs(location, files, reading.row_filter, piece_reading, fold_job)
+    _map_jobs(location, files, request.row_filter, piece_request, fold_job)
 
 
 def _map_jobs(
     location: Location,
     files: Sequence[DataFile],
     group_filter: RowFilter,
-    reading: Reading,
+    request: ReadRequest,
     function: "Callable[[Iterable[PieceRows]], _To]",
 ) -> list[_To]:
     """Return `function` of the needed rows of the pieces of each job; several threads call it.
 
-    `group_filter` chooses row groups, and the filter of `reading` their rows.
+    `group_filter` chooses row groups, and the filter of `request` their rows.
     """
     width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
     cold = any((location, file) not in FOOTER_CACHE for file in files)
@@ -575,13 +575,13 @@ def _map_jobs(
     pieces = [
         piece
         for file, footer in zip(files, footers, strict=True)
-        for piece in plan_pieces(file, footer, group_filter, reading.piece_rows)
+        for piece in plan_pieces(file, footer, group_filter, request.piece_rows)
     ]
     job_size = max(1, len(pieces) // (JOBS_PER_THREAD * width))
     # With several pieces the threads of `map_parallel` are busy, and Arrow's would only compete.
     threads = len(pieces) == 1
     return map_parallel(
-        lambda job: function(read_pieces(location, job, reading, threads=threads)),
+        lambda job: function(read_pieces(location, job, request, threads=threads)),
         [pieces[start : start + job_size] for start in range(0, len(pieces), job_size)],
         width,
     )
@@ -637,7 +637,7 @@ class PieceRows(NamedTuple):
 
 
 def read_pieces(
-    location: Location, pieces: Sequence[FilePiece], reading: Reading, *, threads: bool = False
+    location: Location, pieces: Sequence[FilePiece], request: ReadRequest, *, threads: bool = False
 ) -> Iterator[PieceRows]:
     """Yield the needed rows of some pieces; open a file once."""
     for _, pieces_of_file in groupby(pieces, key=lambda piece: piece.file.path):
@@ -646,15 +646,15 @@ def read_pieces(
         with explain_read_errors(location, data), location.read(location.file(data.path)) as file:
             source = OpenFile(location, file, footer)
             for piece in file_pieces:
-                by_runs = reading.series and data.rows > ROWS_PER_FOLD
-                rows = _read_by_runs(source, piece, reading, threads=threads) if by_runs else None
-                rows = rows or _read_piece(source, piece, reading, threads=threads)
+                by_runs = request.series and data.rows > ROWS_PER_FOLD
+                rows = _read_by_runs(source, piece, request, threads=threads) if by_runs else None
+                rows = rows or _read_piece(source, piece, request, threads=threads)
                 if rows is not None:
                     yield rows
 
 
 def _read_by_runs(
-    source: "OpenFile", piece: FilePiece, reading: Reading, *, threads: bool
+    source: "OpenFile", piece: FilePiece, request: ReadRequest, *, threads: bool
 ) -> PieceRows | None:
     """Return all rows of a piece without reading the column `series`; None if it must be read.
 
@@ -663,11 +663,11 @@ def _read_by_runs(
     it has one fall fewer than names, each name begins at a fall. For names a, b, c, times 1 5 3 2
     give a a b c. Times 1 3 5 2 may be a b b c or a a b c: then read the column.
     """
-    names_of_groups = _find_names_of_groups(piece, reading.series)
+    names_of_groups = _find_names_of_groups(piece, request.series)
     if names_of_groups is None:
         return None
-    others = reading.schema.remove(reading.schema.get_field_index("series"))
-    rows = _read_piece(source, piece, Reading(others), threads=threads)
+    others = request.schema.remove(request.schema.get_field_index("series"))
+    rows = _read_piece(source, piece, ReadRequest(others), threads=threads)
     if rows is None or "timestamp" not in rows.columns.column_names:
         return None
     us = to_int64(rows.columns["timestamp"])
@@ -710,7 +710,7 @@ def _find_names_of_groups(piece: FilePiece, series: Sequence[str]) -> list[list[
 
 
 def _read_piece(
-    source: "OpenFile", piece: FilePiece, reading: Reading, *, threads: bool
+    source: "OpenFile", piece: FilePiece, request: ReadRequest, *, threads: bool
 ) -> PieceRows | None:
     """Return the needed rows of a piece; None if it has none.
 
@@ -718,8 +718,8 @@ def _read_piece(
     Then read the others, in the `groups` with a needed row; `needed_of_groups` is `needed` without
     the rest. Both leave the same `count` rows, so the columns fit together.
     """
-    schema = reading.schema
-    tested = reading.row_filter.columns
+    schema = request.schema
+    tested = request.row_filter.columns
     sizes = np.array([piece.footer.group_rows[group] for group in piece.groups])
     total = int(sizes.sum())
     # A second read, or another thread, takes longer than all columns of a few rows.
@@ -731,7 +731,7 @@ def _read_piece(
         read_first = [*tested, *(name for name in schema.names if name not in {*fixed, *tested})]
     encoded = {"series", *(field.name for field in schema if pa.types.is_dictionary(field.type))}
     columns = source.columns(piece.groups, read_first, encoded, threads=threads)
-    needed = _flag_needed(columns, piece, reading.row_filter) if tested else np.ones(total, bool)
+    needed = _flag_needed(columns, piece, request.row_filter) if tested else np.ones(total, bool)
     count = int(np.count_nonzero(needed))
     if not count:
         return None

@@ -376,7 +376,7 @@ def _create(kind: type[HandingReader]) -> HandingReader:
     return kind.__new__(kind)
 
 
-Reading = Future[tuple[list[pa.RecordBatch] | None, E]]
+PendingRows = Future[tuple[list[pa.RecordBatch] | None, E]]
 """The rows of a batch, None if they are too large to be handed over, and where it ended."""
 
 
@@ -399,7 +399,7 @@ class HandOver(Generic[E]):
 
     def begin(
         self, records: int, read: Callable[[], tuple[Iterable[pa.RecordBatch], E]]
-    ) -> Reading[E] | None:
+    ) -> PendingRows[E] | None:
         """Begin to read a batch of `records` records; return None to leave it to its task."""
         if records > self.max_records or (records and self.needs_task):
             return None
@@ -413,10 +413,10 @@ class HandOver(Generic[E]):
         return self._thread.submit(collect)
 
     def finish(
-        self, records: int, reading: Reading[E] | None
+        self, records: int, pending: PendingRows[E] | None
     ) -> tuple[list[pa.RecordBatch], E] | None:
         """Return the rows of a batch, and where it ended; None leaves it to its tasks."""
-        taken = None if reading is None else self.take(records, reading.result)
+        taken = None if pending is None else self.take(records, pending.result)
         if taken is None and records:
             self.needs_task = False
         return taken

@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 from pyspark_timestream.core.adapters import (
     HandingReader,
     HandOver,
-    Reading,
+    PendingRows,
     freeze_objects,
     hide_tracebacks,
     log_like_spark,
@@ -186,11 +186,11 @@ class TaskEnd:
 
 
 class _BegunBatch(NamedTuple):
-    """A batch with its tasks; `reading` if it is read here, and then it has one task."""
+    """A batch with its tasks; `pending` if it is read here, and then it has one task."""
 
     offset: StreamOffset
     tasks: list[KafkaTask]
-    reading: Reading[TaskEnd] | None
+    pending: PendingRows[TaskEnd] | None
 
 
 class _PlannedBatch(NamedTuple):
@@ -259,7 +259,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
             planned is not None
             and (planned.start, planned.end) == (start, end)
             # Tasks read later, so for them topics that were recreated meanwhile are left out below.
-            and planned.batch.reading is not None
+            and planned.batch.pending is not None
         ):
             return self._finish(planned.batch)
         settings = self._options.settings()
@@ -327,10 +327,10 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
         The records of the topics `recreated` are not read.
         """
         tasks = self._plan_tasks(offset, reader_schemas, recreated)
-        reading = None
+        pending = None
         if self.can_hand_over and not self._options.cuts_partitions and len(tasks) == 1:
-            reading = self._handing.begin(offset.size, partial(self._read_here, tasks[0]))
-        return _BegunBatch(offset, tasks, reading)
+            pending = self._handing.begin(offset.size, partial(self._read_here, tasks[0]))
+        return _BegunBatch(offset, tasks, pending)
 
     def _read_here(self, task: KafkaTask) -> tuple[Iterator[pa.RecordBatch], TaskEnd]:
         end = TaskEnd()
@@ -338,7 +338,7 @@ class KafkaStreamReader(HandingReader, SupportsTriggerAvailableNow):
 
     def _finish(self, batch: _BegunBatch) -> list[KafkaTask]:
         """Hand over the rows that were read here, and return the tasks."""
-        taken = self._handing.finish(batch.offset.size, batch.reading)
+        taken = self._handing.finish(batch.offset.size, batch.pending)
         if taken is not None:
             rows, end = taken
             commit = partial(_commit_clocks, self._options, batch.tasks[0].group, end.clocks)
