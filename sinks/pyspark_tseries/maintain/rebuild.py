@@ -465,13 +465,13 @@ def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
 
 
 def correct_future_commits(store: Store, correction: TimeCorrection) -> None:
-    """Commit the corrected times."""
+    """Commit the corrected times; raise StoreBusy if the store has changed since it was read."""
     new_id = store.new_id()
     new_files = [
         _rewrite_file(store, file, correction, new_id, number)
         for number, file in enumerate(correction.files)
     ]
-    with store.commit_lock() as log:
+    with store.planned_lock() as log:
         unchanged = [file for file in store.data_files() if file not in correction.files]
         stored = [
             replace(to_data_file(new, old.first_commit), last_commit=old.last_commit)

@@ -32,7 +32,7 @@ from deltalake import DeltaTable
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.processes import read_wall_clock
-from pyspark_tseries.errors import FROM_A_COPY, Finding, UnusableStore, WrongClock
+from pyspark_tseries.errors import FROM_A_COPY, Finding, StoreBusy, UnusableStore, WrongClock
 from pyspark_tseries.maintain.rebuild import (
     RecoveredHead,
     TimeCorrection,
@@ -66,6 +66,7 @@ from pyspark_tseries.storage.location import (
     make_directories,
     parse_location,
     sync,
+    try_lock,
 )
 from pyspark_tseries.storage.snapshot import load_index, readable_metadata
 from pyspark_tseries.store.admin_commits import replace_index, require_owner
@@ -93,6 +94,8 @@ MAX_SERIES_NAMED: Final = 20
 
 
 NO_HEAD: Final = -1
+
+_LOCK_FILE: Final = "repair.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +518,7 @@ def _list_files_at(location: Location, version: int) -> dict[str, DataFile]:
 
 
 def revert_changes(store: Store, revert: Revert, copies: Sequence[tuple[str, str]]) -> None:
-    """Commit the actions of `revert`."""
+    """Commit the actions of `revert`; raise StoreBusy if the store has changed since it was read."""
     location = store.location
     now_ms = time.time_ns() // 1_000_000
     for path, copy in copies:
@@ -535,7 +538,7 @@ def revert_changes(store: Store, revert: Revert, copies: Sequence[tuple[str, str
         )
         for file in revert.again
     ]
-    with store.commit_lock() as log:
+    with store.planned_lock() as log:
         log.mark_checked()
         # RESTORE also takes back columns and their types.
         sound = None if revert.change is None else _load_sound(location, revert.change.sound)
@@ -590,12 +593,12 @@ class _Repair:
         self.mended.append(replace(finding, mended=how))
 
     def advance_head(self, store: Store, commit: int | None = None) -> None:
-        """Commit the current head again, as the head of the next commit or of `commit`."""
+        """Commit the current head again, as the next commit, with at least the number `commit`."""
 
         def make(head_id: int | None, _: int) -> SeriesIndex:
             index = store.index()
             metadata = next_metadata(index, head_id, now_us=read_wall_clock(), rows=0)
-            number = metadata.commit if commit is None else commit
+            number = metadata.commit if commit is None else max(commit, metadata.commit)
             return replace(index, metadata=replace(metadata, commit=number))
 
         replace_index(store, make, timed=False)
@@ -619,7 +622,7 @@ def repair(
         PermissionDenied: the store has a policy, and the principal is not an owner.
         UnusableStore: the store cannot be opened at all.
         OSError: a file could not be read or written.
-        StoreBusy: another writer won every attempt.
+        StoreBusy: another writer won every attempt, or another repair is at work.
         WrongClock: this machine's clock is ahead of the storage's.
     """
     location, author = parse_location(path), author_or_user(principal)
@@ -629,11 +632,32 @@ def repair(
         location.root, NEVER_US, read_wall_clock(), location.clock_us(), same_machine=False
     )
     job = _Repair(location, dry_run, give_up, author)
-    if _run_steps(job):
-        reported_paths = {finding.path for finding in job.left if finding.path is not None}
-        remaining = (finding for finding in verify(location) if finding.path not in reported_paths)
-        job.left += (replace(finding, next_step=FROM_A_COPY) for finding in remaining)
+    with contextlib.nullcontext() if dry_run else _alone(location):
+        if _run_steps(job):
+            reported = {finding.path for finding in job.left if finding.path is not None}
+            remaining = (finding for finding in verify(location) if finding.path not in reported)
+            job.left += (replace(finding, next_step=FROM_A_COPY) for finding in remaining)
     return RepairResult(tuple(job.mended), tuple(job.lost), tuple(job.left))
+
+
+@contextlib.contextmanager
+def _alone(location: Location) -> Iterator[None]:
+    """Let one repair of this host work at a time; raise StoreBusy if another one is at work.
+
+    What a step has found no longer holds once another repair has acted: it would move whole commits
+    aside that were made since.
+    """
+    descriptor = location.open_lock(_LOCK_FILE)
+    if descriptor is None:
+        yield
+        return
+    with open(descriptor, "rb"):
+        if not try_lock(descriptor):
+            raise StoreBusy(
+                f"store '{location.root}': another repair is at work; nothing was changed",
+                next_step="wait for it",
+            )
+        yield
 
 
 def _run_steps(job: _Repair) -> bool:

@@ -374,6 +374,23 @@ class Store:
             self._refresh_or_fail(whole=whole)
             yield self.log
 
+    @contextlib.contextmanager
+    def planned_lock(self) -> Iterator[Log]:
+        """Yield the log as `commit_lock` does, if nobody has added to it since it was last read.
+
+        Raises:
+            StoreBusy: another client was first.
+        """
+        version = self.log.version()
+        with self.commit_lock() as log:
+            if log.version() != version:
+                raise StoreBusy(
+                    f"store '{self.root}': another repair or a writer was first; nothing was "
+                    "changed",
+                    next_step="let one repair work at a time, without writers, and repair again",
+                )
+            yield log
+
     def retry(
         self,
         attempt: Callable[[], _Result | None],

@@ -14,16 +14,18 @@ from tseries.limits import set_limits
 from tseries.subscriber import Client
 
 from pyspark_timestream.core.processes import read_wall_clock
-from pyspark_tseries import TimeSeries, WrongClock
+from pyspark_tseries import StoreBusy, TimeSeries, WrongClock
+from pyspark_tseries.maintain import repair as repairs
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.rebuild import correct_times
+from pyspark_tseries.maintain.rebuild import correct_times, find_future_commits
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.store import Store
 
 VALUES = {"value": pa.int64()}
 HOUR, DAY, YEAR = 3_600_000_000, 86_400_000_000, 365 * 86_400_000_000
@@ -243,6 +245,32 @@ def test_a_store_with_commits_of_the_future_is_refused_and_repaired(series, tmp_
     assert repair(str(tmp_path / "s")) == RepairResult()
     series.compact()
     assert verify(str(tmp_path / "s")) == []
+
+
+def test_of_two_repairs_at_once_one_is_refused_and_no_event_is_doubled(
+    series, tmp_path, monkeypatch
+):
+    path = str(tmp_path / "s")
+    poisoned(series, monkeypatch)
+    before = [row[:2] for row in stored(path)]
+    late_store = Store.open_damaged(path)
+    us = read_wall_clock()
+    late = find_future_commits(late_store, us, us)
+    correct, refused = repairs.correct_future_commits, []
+
+    def meet(store, correction):
+        with pytest.raises(StoreBusy) as busy:
+            repair(path)
+        refused.append(str(busy.value))
+        correct(store, correction)
+
+    monkeypatch.setattr(repairs, "correct_future_commits", meet)
+    assert repair(path).left == ()
+    assert "another repair is at work" in refused[0]
+    with pytest.raises(StoreBusy, match="another repair or a writer was first"):
+        correct(late_store, late)  # As of another host, where the lock is not seen.
+    assert [row[:2] for row in stored(path)] == before
+    assert verify(path) == []
 
 
 def test_what_the_future_had_hidden_is_there_again(series, tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ from tseries.torn_files import newest, tear
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.errors import StoreBusy, UnusableStore
+from pyspark_tseries.maintain import repair as repairs
 from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair import RepairResult, repair
@@ -234,6 +235,25 @@ def test_a_subscriber_goes_on_behind_lost_commits_in_a_backup_in_an_object_store
     follows = Subscription(copy, subscriber.initial)
     end = follows.find_end(subscriber.position, None)
     assert rows_of(follows.plan_tasks(subscriber.position, end)) == [("c", 0)]
+
+
+def test_a_repair_beside_another_moves_no_commit_that_was_made_since(path, monkeypatch):
+    tear_commit(path)
+    find, refused = repairs.find_lost_commits, []
+
+    def meet(*known):
+        try:
+            repair(str(path))
+            opened(path).append("c", 1)
+        except StoreBusy as error:
+            refused.append(error)
+        return find(*known)
+
+    monkeypatch.setattr(repairs, "find_lost_commits", meet)
+    assert len(repair(str(path)).lost) == 1
+    assert len(refused) == 1
+    assert verify(str(path)) == []
+    assert opened(path).append("a", 1).sequence == 6
 
 
 def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):

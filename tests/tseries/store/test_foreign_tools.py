@@ -18,9 +18,9 @@ from tseries.subscriber import Client
 
 from pyspark_timestream.core.processes import read_wall_clock
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.errors import StoreBusy, UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair import RepairResult, repair
+from pyspark_tseries.maintain.repair import RepairResult, plan_revert, repair, revert_changes
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import Query, parse_range
 from pyspark_tseries.read.scan import Scope, run_query
@@ -367,6 +367,19 @@ def test_repair_undoes_foreign_changes_and_keeps_the_tools_files(path, change):
     assert verify(str(path)) == []
     assert series.append("a", 1.0).sequence == 7
     assert repair(str(path)) == RepairResult()
+
+
+def test_a_second_repair_undoes_nothing_once_files_were_merged_after_the_first(path):
+    before = contents(path)
+    deleted(DeltaTable(path))
+    late = Store.open_damaged(str(path))
+    revert, _ = plan_revert(late)
+    repair(str(path))
+    opened(path).compact()
+    with pytest.raises(StoreBusy, match="nothing was changed"):
+        revert_changes(late, revert, [])
+    assert contents(path) == before
+    assert verify(str(path)) == []
 
 
 def test_foreign_change_with_removed_files_is_reported_by_file(path):
