@@ -82,6 +82,9 @@ def cases() -> Iterator[Case]:
     yield "a mark in 10, a CTI an event", counted, points, marks(10, 4)
     promising = marks(10, 4)._replace(us=np.sort(TIMES[::10]) + 60_000)
     yield "the same, all marks ahead", counted, points, promising
+    ordered, undelayed = Events(np.sort(TIMES), readable), TimeRules(every_events=1)
+    in_turn = marks(10, 0)._replace(us=ordered.start_us[::10] + 1)
+    yield "a mark in 10, a CTI an event, in turn", undelayed, ordered, in_turn
     for writers in (10, 1_000):
         names = pa.array([f"device-{i}" for i in _RANDOM.integers(0, writers, BLOCK)])
         written = Events(TIMES, readable, record_us=TIMES + 1_000, writers=names)

@@ -361,7 +361,7 @@ def test_many_marks_of_many_writers_say_what_the_loop_does(told, timeout, listed
 
 
 @given(
-    st.lists(st.integers(-3, 1) | st.none() | st.none(), min_size=20, max_size=120),
+    st.lists(st.integers(-3, 6) | st.none() | st.none(), min_size=20, max_size=120),
     st.sampled_from([{"every": 1}, {"every": 3}, {"span": 1}, {"span": 2}]),
     st.integers(0, 2),
 )
