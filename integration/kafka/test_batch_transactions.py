@@ -1,5 +1,6 @@
 """Transactions of one place on a real broker (semantics 29.3): fencing, repetition, refusals."""
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -85,6 +86,31 @@ def test_a_record_that_cannot_be_sent_names_the_remedy(place, message, said) -> 
         transaction.send([message], len(message["value"]))
     transaction.abort()
     assert transaction.read_entry()[0] < 0
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            {"value": os.urandom(5_000)},
+            r"too large.*; next step: raise 'kafka\.message\.",
+        ),
+        ({"value": b"x", "timestamp": 253_402_300_799_000}, "correct the rows' column 'timestamp'"),
+    ],
+)
+def test_a_record_that_the_broker_refuses_names_the_remedy_whenever_its_answer_comes(
+    place, topic, message, said
+) -> None:
+    """It may come while the offset is sent, which fails without the cause then."""
+    target = topic(1, max_message_bytes="1000")
+    for _ in range(8):
+        transaction = place(target)
+        transaction.begin()
+        transaction.send([dict(message)], len(message["value"]))
+        with pytest.raises(DeliveryFailed, match=said):
+            transaction.commit(1, "{}")
+        transaction.abort()
+        transaction.close()
 
 
 def test_what_cannot_work_is_refused_when_it_is_opened(place, broker: Broker) -> None:

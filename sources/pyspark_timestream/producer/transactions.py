@@ -190,8 +190,8 @@ class ProducerTransactions:
     def commit(self, offset: TopicPartition | None = None, group: Any = None) -> None:
         """Commit the open transaction, and with it an offset of a consumer group."""
         if offset is not None:
-            note = "note that the batch is written"
-            self._run("send_offsets_to_transaction", note, [offset], group)
+            send = partial(self._send_offsets, [offset], group, timeout=self._requests.step_s)
+            self._requests.run(send, "note that the batch is written")
         self._run("commit_transaction", "commit the transaction")
         self.is_open = False
 
@@ -201,8 +201,17 @@ class ProducerTransactions:
             self._run("abort_transaction", "abort the transaction", limit_s=limit_s)
             self.is_open = False
 
-    def _run(self, name: str, action: str, *arguments: Any, limit_s: float = API_TIMEOUT_S) -> None:
-        step = partial(getattr(self._producer, name), *arguments, timeout=self._requests.step_s)
+    def _send_offsets(self, *arguments: Any, timeout: float) -> None:
+        try:
+            self._producer.send_offsets_to_transaction(*arguments, timeout=timeout)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:
+                raise
+            # A record failed during the call. Only the next call tells the cause, which may pass.
+            self._producer.send_offsets_to_transaction(*arguments, timeout=timeout)
+
+    def _run(self, name: str, action: str, limit_s: float = API_TIMEOUT_S) -> None:
+        step = partial(getattr(self._producer, name), timeout=self._requests.step_s)
         self._requests.run(step, action, limit_s)
 
 
@@ -236,6 +245,8 @@ _ADVICE_BY_CODE: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE: "raise 'kafka.message.max.bytes' and the topic's "
     "max.message.bytes, or make the rows smaller",
     KafkaError._UNKNOWN_PARTITION: "correct the rows' column 'partition'",
+    KafkaError.INVALID_TIMESTAMP: "correct the rows' column 'timestamp', or raise the topic's "
+    "message.timestamp.before.max.ms and message.timestamp.after.max.ms",
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "lower 'kafka.transaction.timeout.ms' to at most the "
     "broker's transaction.max.timeout.ms",
     KafkaError.UNSTABLE_OFFSET_COMMIT: "wait until the broker has ended the transaction that an "

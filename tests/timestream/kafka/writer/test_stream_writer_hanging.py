@@ -233,10 +233,13 @@ def lost_coordinator() -> KafkaError:
     return KafkaError(KafkaError.NOT_COORDINATOR, "Not coordinator", False, False, True)
 
 
+@pytest.mark.parametrize("ends_during_call", [False, True])
 def test_a_transaction_that_a_restarted_broker_has_ended_is_begun_anew_at_once(
-    cluster: Cluster,
+    cluster: Cluster, ends_during_call: bool
 ) -> None:
-    cluster.errors = [lost_coordinator()]
+    """A transaction that ends during a call ends it without the cause, which the next one tells."""
+    changed = [KafkaError(KafkaError._STATE, "Erroneous state")] if ends_during_call else []
+    cluster.errors = [*changed, lost_coordinator()]
     began_s = time.monotonic()
     MarkWriter().write_mark(OPTIONS, RUN, 0, 10**6)
     assert (cluster.made, len(cluster.records)) == (2, 1)
