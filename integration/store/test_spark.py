@@ -72,8 +72,22 @@ def test_a_deleted_checkpoint_over_an_old_store_is_said_to_be_a_new_query(
     assert describe(str(tmp_path / "s"))["events"] == 2
     # A query that has stored something before is told of its rows.
     write_input(tmp_path / "in", 1, [("a", 1, 3)])
-    with pytest.raises(Exception, match="next step: order the input by time"):
+    with pytest.raises(Exception, match="else order the input by time, or set outOfOrder"):
         stream(files(spark, tmp_path / "in"), tmp_path / "s", tmp_path / "old")
+
+
+def test_a_new_query_whose_first_batches_were_empty_is_told_of_a_new_path(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_input(tmp_path / "stored", 0, [("a", 2, 2)])
+    stream(files(spark, tmp_path / "stored"), tmp_path / "s", tmp_path / "old")
+    # As with windows: nothing of the first batch is released yet.
+    write_input(tmp_path / "in", 0, [("a", 1, 1)])
+    late = files(spark, tmp_path / "in").where("value > 1")
+    stream(late, tmp_path / "s", tmp_path / "new")
+    write_input(tmp_path / "in", 1, [("a", 1, 3)])
+    with pytest.raises(Exception, match="a new checkpoint and the store has its results already"):
+        stream(late, tmp_path / "s", tmp_path / "new")
 
 
 def test_a_batch_is_written_and_read_by_name_without_any_registration(

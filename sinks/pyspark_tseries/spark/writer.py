@@ -101,6 +101,12 @@ _NEW_QUERY_ADVICE: Final = (
     "what comes before the newest event. Nothing of the batch is stored"
 )
 
+# A batch without rows, as before the first window closes, makes a query known to the store, too.
+_KNOWN_QUERY_ADVICE: Final = (
+    "write to a new path if the query has a new checkpoint and the store has its results already; "
+    "else "
+)
+
 
 def _stage_batches(
     target: WriteTarget, batches: Iterator[pa.RecordBatch], *, can_repeat: bool
@@ -168,10 +174,11 @@ def _commit_tasks(
         try:
             commit = store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
-            is_new = _is_query(token) and store.transaction(token[0]) is None
-            if not is_new or error.kind != BEFORE_NEWEST:
+            if not _is_query(token) or error.kind != BEFORE_NEWEST:
                 raise
-            raise error.with_next_step(_NEW_QUERY_ADVICE) from None
+            is_new = store.transaction(token[0]) is None
+            advice = _NEW_QUERY_ADVICE if is_new else f"{_KNOWN_QUERY_ADVICE}{error.next_step}"
+            raise error.with_next_step(advice) from None
         if commit is not None:
             _warn_of_future_rows(token, commit.index.metadata)
         if target.options.auto_compact:
