@@ -291,10 +291,13 @@ def pick_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
 
 def _check_series_names(series: pa.Array, column: str) -> None:
     if series.null_count:
+        fix = "filter these rows or name them"
+        if series.null_count == len(series):
+            fix = "correct the name of the field or column that it comes from, if nothing has it"
         raise UpdateFailed(
             f"column '{column}' is null in {series.null_count} of {len(series)} rows of a task",
             "a series' name in every row",
-            "filter these rows or name them. Nothing of the batch is stored",
+            f"{fix}. Nothing of the batch is stored",
         )
 
 

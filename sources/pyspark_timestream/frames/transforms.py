@@ -197,7 +197,8 @@ def check_time_columns(df: DataFrame, event_time: str) -> None:
         raise SchemaRefused(
             "the DataFrame has no column 'cti', so nothing would drive its time",
             "a stream with CTIs",
-            "set option 'ctiFrequency', 'advanceTime' or 'finalCti', and add 'cti timestamp' to "
+            "call this once, on what .load() gives, before columns are chosen or rows grouped; set "
+            "option 'ctiFrequency', 'advanceTime' or 'finalCti', and add 'cti timestamp' to "
             ".schema(...) if you give one; with option 'metadataPrefix', rename the prefixed "
             "columns 'cti' and 'violation' first",
         )
@@ -246,7 +247,12 @@ def _check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> 
         next_step = "rename it if it is yours: timestream's own column 'cti' is a timestamp"
     else:
         given = f"pass {argument}=, one of {times}, or " if times else ""
-        next_step = f"{given}add a column with the time to .schema(...)"
+        added = (
+            f"declare '{name} timestamp' in"
+            if found and not times
+            else "add a column with the time to"
+        )
+        next_step = f"{given}{added} .schema(...)"
     raise SchemaRefused(
         f"column '{name}' is {'missing' if found is None else found.simpleString()}",
         "a timestamp column",

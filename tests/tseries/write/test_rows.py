@@ -117,7 +117,13 @@ def test_names_that_differ_only_in_case_are_refused():
 
 def test_a_row_without_a_series_is_refused():
     batch = pa.record_batch({"series": pa.array(["a", None]), "value": [1.0, 2.0]})
-    with pytest.raises(UpdateFailed, match="'series' is null in 1 of 2"):
+    with pytest.raises(UpdateFailed, match=r"'series' is null in 1 of 2.*filter these rows"):
+        stage_rows(batch, plan(schema(value=pa.float64())))
+
+
+def test_a_series_that_is_null_in_every_row_is_taken_for_a_wrong_name():
+    batch = pa.record_batch({"series": pa.nulls(2, pa.string()), "value": [1.0, 2.0]})
+    with pytest.raises(UpdateFailed, match=r"in 2 of 2 rows.*correct the name of the field"):
         stage_rows(batch, plan(schema(value=pa.float64())))
 
 

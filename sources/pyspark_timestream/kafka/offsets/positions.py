@@ -440,7 +440,10 @@ def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> No
     for topic in options.subscribe or ():
         if topic not in topics:
             raise OptionError(
-                "subscribe", f"topic '{topic}' does not exist", "existing topics", "create it"
+                "subscribe",
+                f"topic '{topic}' does not exist",
+                "existing topics",
+                "correct its name, or create it",
             )
 
 
