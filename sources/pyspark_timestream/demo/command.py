@@ -189,6 +189,7 @@ def choose_port(port: int | None, default: int = _DEFAULT_PORT, name: str = "--p
                     f"port {port} is in use: choose another with {name}, or leave it out for a "
                     "free one"
                 ) from None
+            print(f"Port {default} is in use: a free one is taken.", flush=True)
             probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 

@@ -282,6 +282,12 @@ def answer_get(path: str) -> Any:
     return None
 
 
+def name_missing(path: str) -> dict[str, Any]:
+    """Return what a registry answers with status 404: it tells a subject from a schema."""
+    code, noun = (40401, "Subject") if path.startswith("/subjects/") else (40403, "Schema")
+    return {"error_code": code, "message": f"{noun} not found"}
+
+
 def _list_ids(ids: dict[int, Subject], name: str) -> list[int]:
     return [number for number, subject in ids.items() if subject.name == name]
 
@@ -302,7 +308,7 @@ class _Handler(BaseHTTPRequestHandler):
             reply = None
         status, content = 200, reply
         if reply is None:
-            status, content = 404, {"error_code": 40403, "message": "Schema not found"}
+            status, content = 404, name_missing(self.path)
         body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", _MEDIA_TYPE)

@@ -51,10 +51,10 @@ def test_port_that_is_taken_is_named_with_the_next_step(taken: int) -> None:
 
 
 def test_default_port_that_is_taken_gives_way_to_a_free_one(
-    taken: int, monkeypatch: pytest.MonkeyPatch
+    taken: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pyspark_timestream.demo.command._DEFAULT_PORT", taken)
-    assert choose_port(None) not in (taken, 0)
+    assert choose_port(None, taken) not in (taken, 0)
+    assert capsys.readouterr().out == f"Port {taken} is in use: a free one is taken.\n"
 
 
 @pytest.mark.parametrize("port", [0, -1, 65_536])

@@ -14,6 +14,7 @@ from pyspark_timestream.demo.data import (
     SUBJECTS,
     answer_get,
     make_topics_of_pages,
+    name_missing,
 )
 
 DAY_MS = 1_704_067_200_000
@@ -68,3 +69,12 @@ def test_the_registry_answers_what_a_reader_asks() -> None:
 )  # fmt: skip
 def test_what_the_registry_does_not_know_is_not_found(path: str) -> None:
     assert answer_get(path) is None
+
+
+def test_the_registry_tells_a_missing_subject_from_a_missing_schema() -> None:
+    missing = [
+        name_missing(path) for path in ("/subjects/nobody/versions/latest", "/schemas/ids/9")
+    ]
+    assert [(each["error_code"], each["message"]) for each in missing] == [
+        (40401, "Subject not found"), (40403, "Schema not found"),
+    ]  # fmt: skip
