@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
+from documents import table
 from lengths import outside_ci, with_rest_outside_ci
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
@@ -220,6 +221,18 @@ def test_an_event_time_that_is_none_is_told_with_those_that_are(spark, name, is_
     advance_time(frame, event_time="start_time")
 
 
+def test_an_event_time_of_another_type_is_to_be_declared_as_a_timestamp(spark):
+    frame = spark.createDataFrame([], "start_time string, cti timestamp")
+    with pytest.raises(SchemaRefused, match=r"declare 'start_time timestamp' in \.schema"):
+        advance_time(frame)
+
+
+def test_a_frame_that_has_its_time_already_is_told_where_to_call(spark):
+    advanced = advance_time(spark.createDataFrame([], SCHEMA))
+    with pytest.raises(SchemaRefused, match=r"no column 'cti'.*call this once, on what \.load"):
+        advance_time(advanced)
+
+
 NO_NAMES = [None, 3, b"start_time", F.lit, {1: 2}, timedelta(0)]
 
 
@@ -367,3 +380,35 @@ def test_sessions_wait_for_an_event_at_their_end_with_releases_rows(released, sp
 def test_sessions_are_torn_at_their_end_with_releases_windows(released) -> None:
     torn = [row[1:] for row in released("windows", *AT_THE_END)]
     assert torn == [(0, 10, 1), (10, 20, 1)]
+
+
+def test_what_spark_itself_refuses_is_on_the_page_of_errors(spark, stream, tmp_path) -> None:
+    """The page has Spark's words: a Spark with others needs others there."""
+    events = stream(LANDING)
+    ticks = spark.readStream.format("rate").load().withColumnRenamed("timestamp", "start_time")
+    clocked = advance_time(ticks.withColumn("cti", F.col("start_time")))
+    named = advance_time(events).withColumn("series", F.lit("a"))
+    store, kept = str(tmp_path / "store"), {"checkpointLocation": str(tmp_path / "checkpoint")}
+    hours = events.groupBy(F.window("start_time", "1 hour")).count()
+    updates = named.writeStream.format("tseries").outputMode("update").options(**kept)
+    refused = {
+        "not supported for streaming aggregations without watermark": lambda: (
+            hours.writeStream.format("noop").options(**kept).start()
+        ),
+        "Continuous processing does not support EventTimeWatermark": lambda: (
+            clocked.writeStream.format("noop").trigger(continuous="1 second").start()
+        ),
+        "tseries does not support Update mode": lambda: updates.start(store).awaitTermination(),
+        "checkpointLocation must be specified": lambda: named.writeStream.format("tseries").start(
+            store
+        ),
+        "Failed to find the data source": lambda: spark.read.format("timestreams").load(),
+        'cannot be written in the "ErrorIfExists" mode': lambda: (
+            spark.range(1).write.format("tseries").save(store)
+        ),
+    }
+    rows = table("docs/reference/errors.md", "errors of Spark")
+    assert [row[0].strip("`") for row in rows] == [*refused, "JAVA_GATEWAY_EXITED"]
+    for said, start in refused.items():
+        with pytest.raises(Exception, match=re.escape(said)):
+            start()
