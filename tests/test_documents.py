@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from codeop import compile_command
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_every_block_names_its_language_and_why_it_is_not_run(page: str) -> None
         assert block.language, block.text
         assert block.comment != "not run:", block.text
         assert not block.not_run or block.language in PASTED, block.text
+
+
+@pytest.mark.parametrize("page", pages())
+def test_a_block_can_be_pasted_into_the_prompt_of_python(page: str) -> None:
+    """Before Python 3.13 a prompt takes line by line: an empty line ends a loop or a function."""
+    for block in blocks(page, "python"):
+        lines: list[str] = []
+        for line in [*block.text.splitlines(), ""]:
+            lines.append(line)
+            if compile_command("\n".join(lines)) is not None:
+                lines.clear()
+        assert not lines, block.text
 
 
 NOT_RUN = 9
