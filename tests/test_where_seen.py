@@ -77,7 +77,7 @@ def find_attributes(source: ast.AST) -> set[str]:
 def find_given(source: ast.AST) -> set[str]:
     """Names that a test gives as arguments, keys of dictionaries, or to `option`.
 
-    What it compares with, such as a report of the progress, does not count.
+    A dictionary that it compares with, such as a report of the progress, does not count.
     """
     found = set[str]()
     nodes = [source]
@@ -90,8 +90,17 @@ def find_given(source: ast.AST) -> set[str]:
                 found |= {key.value for key in node.keys if isinstance(key, ast.Constant)}
             case ast.Call(func=ast.Attribute(attr="option"), args=[ast.Constant(value=name), _]):
                 found.add(name)
-        nodes += [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.Compare)]
+            case ast.Compare():
+                # Only calls in it give anything: the rest is what is expected.
+                nodes += [each for each in ast.walk(node) if isinstance(each, ast.Call)]
+                continue
+        nodes += ast.iter_child_nodes(node)
     return found
+
+
+def test_a_name_is_given_in_a_call_but_not_in_what_is_expected() -> None:
+    source = "assert report(options(given='1')) == [{'expected': {'from': 1}}]"
+    assert find_given(ast.parse(source)) == {"given"}
 
 
 def names_in(text: str) -> set[str]:
