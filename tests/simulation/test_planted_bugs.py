@@ -15,6 +15,7 @@ from simulation.topic_sink import TopicWorld
 from simulation.wide import WideWorld
 from simulation.world import World
 
+from pyspark_timestream.core import adapters
 from pyspark_timestream.kafka import reader, task
 from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.driver import driver, end_states, trackers
@@ -152,13 +153,13 @@ def a_partition_that_comes_back_is_not_raised(patch: Patch) -> None:
 
 @bug()
 def handed_rows_lack_their_last_block(patch: Patch) -> None:
-    real = reader.collect_rows
+    real = adapters.collect_rows
 
     def collect(rows: Iterator[Any]) -> Any:
         found = real(rows)
         return found[:-1] if found and len(found) > 1 else found
 
-    patch.setattr(reader, "collect_rows", collect)
+    patch.setattr(adapters, "collect_rows", collect)
 
 
 @bug()
