@@ -46,7 +46,7 @@ def test_trips_that_are_lost_are_as_many_as_were_measured() -> None:
     found = PICTURE
     lost = {name: f"{count:,}" if count else "none" for name, count in found["lost"].items()}
     assert (
-        f"Of {found['trips']:,} trips Spark's watermark loses **{lost['spark']}**; "
+        f"Spark's watermark loses **{lost['spark']}** of {found['trips']:,} trips; "
         f"CTIs with the same delay lose **{lost['timestream']}**"
     ) in " ".join(README.split())
     for name, counted in found["counted"].items():
