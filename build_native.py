@@ -19,7 +19,7 @@ SOURCE = KAFKA / "client" / "native" / "native_reader.c"
 LIBRARY = SOURCE.with_suffix(".so")
 SCANNER = KAFKA / "decode" / "json" / "scan_json.c"
 SOURCES = {"the native reader": SOURCE, "the JSON scanner": SCANNER}
-"""What users call each library -> its source; the library stands beside that."""
+"""The users' name of each library -> its source; the library stands beside the source."""
 
 FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra")
 

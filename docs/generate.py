@@ -66,7 +66,7 @@ REQUEST = re.compile(
     re.MULTILINE,
 )
 QUOTED = re.compile(r"'([^']*)'")
-"""What an error quotes, and the reference shows as code."""
+"""Texts that an error quotes, and the reference shows as code."""
 CHANGES = {
     "": "may not change",
     "value": "changes with `changeFrom`",
@@ -169,7 +169,7 @@ def settings() -> str:
 
 
 def commands(package: str) -> str:
-    """What a package's sub-commands do, then each with a heading and its help."""
+    """A list of a package's sub-commands, then each with a heading and its help."""
     helps = {name: help_of(package, name) for name in command_names(package)}
     entries = [f"### `{name}`\n\n{as_text(each)}" for name, each in helps.items()]
     return "\n\n".join([as_text(help_of(package)), *entries])
@@ -187,7 +187,7 @@ def command_names(package: str) -> list[str]:
 
 
 def help_of(package: str, *command: str) -> str:
-    """What `python -m PACKAGE COMMAND --help` prints, 80 columns wide."""
+    """The output of `python -m PACKAGE COMMAND --help`, 80 columns wide."""
     main = importlib.import_module(f"{package}.__main__").main
     printed = io.StringIO()
     kept = os.environ.get("COLUMNS")
@@ -297,7 +297,7 @@ def replace_examples(
 ) -> None:
     """Mark the examples of a docstring before its sections are read.
 
-    Of an exception only the summary is shown: the page itself says what to do.
+    Show only the summary of an exception: the page itself says what to do.
     """
     lines[:] = mark_examples(lines)
     if kind == "exception" and "" in lines:

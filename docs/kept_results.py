@@ -152,7 +152,7 @@ def _cell(text: str) -> str:
 
 
 def not_measured(benchmark: str) -> str:
-    """What stands where a benchmark has no kept results."""
+    """The text for a benchmark without kept results."""
     return f"*No machine has kept this yet: `python bench {benchmark}` measures it.*"
 
 

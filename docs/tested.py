@@ -119,7 +119,7 @@ def generated(found: Iterable[Test]) -> str:
 
 @cache
 def oracles() -> tuple[tuple[Path, str], ...]:
-    """Where oracles and models are defined: functions, classes and modules of such a name."""
+    """Definitions of oracles and models: functions, classes and modules with such names."""
     found: list[tuple[Path, str]] = []
     for path, module in modules().items():
         if path.stem == "oracle":
@@ -261,7 +261,7 @@ def beside_spark() -> str:
 
 
 def mutants() -> str:
-    """What the last measured run of the mutation tests says."""
+    """The results of the last measured run of the mutation tests."""
     text = (ROOT / "tests/mutation/survivors.md").read_text(encoding="utf-8")
     (row,) = re.findall(
         r"^\| all \| \| ([\d,]+) \| [\d,]+ \| ([\d,]+) \| ([\d.]+)% \|$", text, re.M

@@ -85,7 +85,7 @@ def our_run(job: str, bootstrap: str, topic: str) -> Done:
 
 
 def flink_rows(flink: Flink, job: str, bootstrap: str, topic: str) -> dict[str, Any]:
-    """What Flink's rows sum up to."""
+    """The sums of Flink's rows."""
     with tempfile.TemporaryDirectory() as place:
         flink.run(*flink_job(job, bootstrap, topic, Path(place) / "rows"))
         # Files of a bounded job are there once it has ended; hidden ones were never finished.
@@ -94,7 +94,7 @@ def flink_rows(flink: Flink, job: str, bootstrap: str, topic: str) -> dict[str, 
 
 
 def our_rows(job: str, bootstrap: str, topic: str) -> dict[str, Any]:
-    """What our rows sum up to."""
+    """The sums of our rows."""
     frame = FRAMES[job](*here(bootstrap), topic)
     if job == NOOP:
         frame = frame.where("cti IS NULL").selectExpr(
@@ -120,7 +120,7 @@ def sum_up(job: str, rows: Iterator[Mapping[str, Any]]) -> dict[str, Any]:
     else:
         # Sums of floats depend on their order, in the last digits.
         found = [(row["device"], row["minute_start"], f"{row['mean']:.6f}") for row in rows]
-    # Of the rows in any order.
+    # A checksum of the rows in any order.
     return {"rows": len(found), "checksum": sum(zlib.crc32(repr(each).encode()) for each in found)}
 
 

@@ -60,7 +60,7 @@ def run(way: str, count: int, *given: str) -> Done:
 
 
 def check(way: str, *given: str) -> dict[str, Any]:
-    """What a contender's windows sum up to."""
+    """The sums of a contender's windows."""
     return summary(windows(way, *given), SUMS)
 
 

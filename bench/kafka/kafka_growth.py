@@ -1,4 +1,4 @@
-"""What grows with a Kafka batch: time with its records, memory of a task, time with partitions.
+"""Growth with a Kafka batch: time with its records, memory of a task, time with partitions.
 
 Three answers: the rows a second of a batch of many records against one of few (1.0: each row costs
 the same); what a task of the large batch holds in the last quarter of its run against the second
@@ -70,7 +70,7 @@ def memory(kafka: Broker, topic: str) -> Comparison:
 
 
 def trigger(source: str, bootstrap: str, topic: str, count: int) -> Done:
-    """What the whole trigger takes, by one source."""
+    """The time of the whole trigger, by one source."""
     place = here(bootstrap)
     ours = source == "timestream"
     frame = timestream(*place, topic) if ours else spark_source(*place, topic, **WAITS_LESS)

@@ -104,7 +104,7 @@ def data_rows(frame: DataFrame) -> DataFrame:
     return frame.where("cti IS NULL") if "cti" in frame.columns else frame
 
 
-# Of 40 million instants the sum would be no long any more.
+# The sum of 40 million instants would not fit a long.
 MS_SINCE = f"sum(unix_millis({{}}) - {START_MS})"
 RECORD_SUMS = {
     "records": "count(*)",
@@ -187,7 +187,7 @@ def run_cold(*given: Any) -> Done:
 
 
 def check(way: str, settings: str, job: str, bootstrap: str, topic: str) -> dict[str, Any]:
-    """What a contender's records sum up to."""
+    """The sums of a contender's records."""
     sources, sums = CHECKED[job]
     frame = sources[WAYS[way][0]](*here(bootstrap, settings), topic)
     return summary(data_rows(frame), sums)

@@ -85,12 +85,12 @@ class Area:
         self._hours = (lowest, highest)
 
     def x(self, records: float) -> float:
-        """Of a number of records."""
+        """The place of a number of records."""
         first, last = self._records
         return round(LEFT + (records - first) / (last - first) * (RIGHT - LEFT), 1)
 
     def y(self, hours: float) -> float:
-        """Of a time, in hours of the day."""
+        """The place of a time, in hours of the day."""
         lowest, highest = self._hours
         return round(BOTTOM - (hours - lowest) / (highest - lowest) * (BOTTOM - TOP), 1)
 

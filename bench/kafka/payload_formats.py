@@ -194,7 +194,7 @@ def run(way: str, count: int, *given: str) -> Done:
 
 
 def check(way: str, *given: str) -> dict[str, Any]:
-    """What a contender's records sum up to."""
+    """The sums of a contender's records."""
     rows = parsed(way, *given)
     return summary(rows.where("cti IS NULL") if "cti" in rows.columns else rows, FIELD_SUMS)
 

@@ -1,4 +1,4 @@
-"""What the page of `watch` costs: to load, while it is open, and for a query beside it.
+"""The cost of the page of `watch`: to load, while it is open, and for a query beside it.
 
 The checkpoint has a thousand partitions, one of them holding back, and a day of batches, one a
 second; all but the newest and one in four hundred share their files' content. `loads`: from the
@@ -155,7 +155,7 @@ def measure_page(root: Path) -> list[Comparison]:
     for _ in range(SPANS):
         with watching(root) as pid:
             loads.append(core_s(pid))
-            time.sleep(3)  # What loading has put off is done.
+            time.sleep(3)  # Work that loading has put off is done by now.
             began, began_s = time.monotonic(), core_s(pid)
             for second in range(SPAN_S):
                 write_large_batch(root, number, PARTITIONS)

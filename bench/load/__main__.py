@@ -118,7 +118,7 @@ def run(name: str, *given: Any) -> dict[str, Any]:
 def as_row(
     size: Size, figures: Mapping[str, Any], peaks_mb: Mapping[str, float], core_s: float
 ) -> dict[str, Any]:
-    """What a job took, beside its bounds."""
+    """The figures of a job, beside its bounds."""
     peaks = {name: round(peaks_mb.get(name, 0)) for name in ("main", "source", "worker", "driver")}
     jvm = peaks.pop("driver")
     more = {
@@ -142,7 +142,7 @@ def as_row(
 
 
 def find_exceeded(row: Mapping[str, Any]) -> list[str]:
-    """Which bounds a row exceeds."""
+    """The bounds that a row exceeds."""
     largest = max(row["MB, program"], row["MB, source"], row["MB, worker"])
     return [
         f"{row['size']}: {taken} {what}, at most {bound} are promised"

@@ -46,7 +46,7 @@ class Apart:
         self._pool.shutdown(cancel_futures=True)
 
     def call(self, job: Callable[..., Any], *given: Any) -> Any:
-        """What `job` returns there.
+        """The result of `job` there.
 
         Raises:
             RuntimeError: it has raised something; the message is its traceback.

@@ -80,7 +80,7 @@ Contender = Callable[[], Done]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the contenders of one job took, by round.
+    """The figures of the contenders of one job, by round.
 
     Attributes:
         job: its name in the table.

@@ -14,7 +14,7 @@ MIN_SAMPLES: Final = 8
 """Fewer have no quarters."""
 
 _MOST_PAIRS: Final = 200
-"""Of a half with more samples, this many evenly chosen ones give the slope."""
+"""If a half has more samples, this many evenly chosen ones give the slope."""
 
 
 class Allowed(NamedTuple):

@@ -2,10 +2,10 @@
 
 It runs in kafkarrow's own environment, which has neither this project nor confluent-kafka. A line
 is JSON: `settings` of librdkafka, `topic`, `records`, `contents`; an answer has the tally's `sums`,
-and the seconds `whole_s` and, of a core, `core_s`. What kafkarrow gives is in the order of time
-over all partitions, which is its way and no part of the job. Of the sizes of batches and the
-timeouts that were tried these are the fastest; with its own default of 10,000 rows it returns ever
-smaller batches here, and takes several times as long.
+and the seconds `whole_s` and, of a core, `core_s`. kafkarrow gives records in the order of time
+over all partitions, which the job does not need. These sizes of batches and timeouts were the
+fastest of those tried; with its own default of 10,000 rows it returns ever smaller batches here,
+and takes several times as long.
 """
 
 import json

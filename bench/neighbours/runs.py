@@ -18,7 +18,7 @@ def run_there(name: str, topic: Topic) -> Done:
 
 
 def sums_there(name: str, topic: Topic) -> Mapping[str, int]:
-    """What a reader reads, with the checksums of all bytes."""
+    """The records of a reader, with the checksums of all bytes."""
     return READERS[name](topic, contents=True).sums
 
 

@@ -1,4 +1,4 @@
-"""Who takes part: Spark's own source, Flink, and ours twice, each in a process of its own."""
+"""The contenders: Spark's own source, Flink, and ours twice, each in a process of its own."""
 
 import functools
 from contextlib import ExitStack

@@ -14,7 +14,7 @@ __all__ = ["Taken", "run"]
 
 
 class Taken(NamedTuple):
-    """What a run took, in seconds.
+    """The times of a run, in seconds.
 
     Attributes:
         core_s: of processors, in all processes.

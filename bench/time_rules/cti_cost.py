@@ -1,4 +1,4 @@
-"""What CTIs and policies cost: the JSON read of the flights of 2013 with them on and off.
+"""The cost of CTIs and policies: the JSON read of the flights of 2013 with them on and off.
 
 Both read the same records, in turns; CTIs come every hour, twelve hours behind, so that no flight
 is late and both deliver the same flights. Twice: through Spark from a topic into `noop`, by the
@@ -108,7 +108,7 @@ def in_memory(given: dict[Partition, list[RecordBlock]], on: bool) -> Done:
 
 
 def through_spark(frame: DataFrame) -> Done:
-    """What the batch that reads all flights takes."""
+    """The time of the batch that reads all flights."""
     done = finish(frame)
     batch = max(done.batches, key=lambda each: each.numInputRows)
     if not DEPARTED <= batch.numInputRows <= DEPARTED * 1.2:

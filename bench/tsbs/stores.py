@@ -3,11 +3,11 @@
 Each commits the readings file by file, and keeps them as its users would.
 
 `tseries`: a host is a series, a reading is an event, and the value of an event is structured: the
-ten fields and the nine other tags are value columns. That is what arrives, so nothing has to be
-looked up to write it or to group by a tag; a tag that changes keeps its history; and text that
-repeats costs next to nothing in Parquet, which has a dictionary of it. A series for each field
-(TSBS's hosts times ten) would store every time ten times, and no query of one instant's fields
-could be a range query of one series.
+ten fields and the nine other tags are value columns. A reading arrives in this form, so writing it
+or grouping by a tag needs no look-up; a tag that changes keeps its history; and text that repeats
+costs next to nothing in Parquet, which has a dictionary of it. A series for each field (TSBS's
+hosts times ten) would store every time ten times, and no query of one instant's fields could be a
+range query of one series.
 
 Delta and DuckDB have the same columns in one table. SQLite, which stores rows, has the tags in a
 table `hosts` and the readings in `points`, clustered by host and time, as TSBS's own loader of

@@ -93,7 +93,7 @@ def expect(store: Store) -> OptimisticNumber:
 def tasks_write(
     store: Store, expected: OptimisticNumber, parts: Sequence[pa.Table]
 ) -> list[TaskOutput]:
-    """What the tasks of a batch leave, each its part."""
+    """The outputs of a batch's tasks, each its part."""
     return [
         write_task_output(
             store.location,

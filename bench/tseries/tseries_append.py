@@ -98,7 +98,7 @@ BOUND: dict[str, Sink] = {**PEERS, "nothing kept": nothing_kept}
 
 @dataclass(frozen=True)
 class Taken(WriterCommitMessage):
-    """What a task has taken."""
+    """The rows that a task has taken."""
 
     rows: int
 
@@ -146,7 +146,7 @@ def one_query(spark: SparkSession, source: Path, sink: Sink, reads_back: bool = 
 
 
 def written(path: str) -> dict[str, Any]:
-    """What is in the table at `path`."""
+    """The contents of the table at `path`."""
     if (Path(path) / "_delta_log").exists():
         files = [
             f"{path}/{name}" for name in DeltaTable(path).get_add_actions()["path"].to_pylist()

@@ -37,7 +37,7 @@ SMALL = size(50, 10)
 
 
 def each_ms(commit: Callable[[int], object], commits: int) -> np.ndarray:
-    """What each commit took."""
+    """The time of each commit."""
     took = np.empty(commits)
     for number in range(commits):
         began = time.perf_counter()

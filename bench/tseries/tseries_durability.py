@@ -57,7 +57,7 @@ def in_turn(write: Callable[[int], object]) -> Contender:
 
 
 def time_commits(write: Callable[[int], object], numbers: range) -> list[float]:
-    """What each commit takes, in ms."""
+    """The time of each commit, in ms."""
     took = []
     for number in numbers:
         began = time.perf_counter()
@@ -93,7 +93,7 @@ def sqlite(location: str, synchronous: str, rows: int) -> Iterator[Contender]:
 
 
 def append_to(store: TimeSeries) -> Callable[[int], object]:
-    """What appends one event."""
+    """A function that appends one event."""
     return lambda number: store.append(f"series {number % SERIES}", number)
 
 

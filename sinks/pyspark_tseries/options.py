@@ -69,7 +69,7 @@ STORE_POLICIES: Final[Mapping[str, Action]] = {
     "drop": Action.DROP,
     "adjust": Action.MOVE_START,
 }
-"""What a store does with late rows (semantics 17)."""
+"""A store's policies for late rows (semantics 17)."""
 
 LEAVE_OUT_POLICIES: Final = {
     name: action for name, action in STORE_POLICIES.items() if action.moves is None

@@ -78,7 +78,7 @@ class Broker:
     tier: str
     server: Server | None = None
     replication: int = 1
-    """Of the topics that are created here."""
+    """The replication factor of the topics that are created here."""
 
     def __post_init__(self) -> None:
         # We keep it while the broker lives: its futures die with it.

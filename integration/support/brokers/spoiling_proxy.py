@@ -152,12 +152,12 @@ def with_wrong_checksums(dice: random.Random, content: bytes) -> bytes:
 def garbled(dice: random.Random, content: bytes) -> bytes:
     """Something in the records or their batch's description is nonsense, or the last part missing.
 
-    What is around the batches stays as it was: librdkafka 2.16 releases a partition twice where an
-    answer ends in the fields behind its records, which no broker's log can bring about. So do a
+    The fields around the batches stay as they were: librdkafka 2.16 releases a partition twice if
+    an answer ends in the fields behind its records, which no broker's log can cause. So do a
     batch's first offset and its format, which no checksum covers: where the format is nonsense
     librdkafka aborts the process (`rd_slice_narrow_copy`). It is nonsense too where a batch's size
-    leads into the middle of another one, so a wrong size is too small for any, or too large for
-    the answer.
+    leads into the middle of another one, so a wrong size is too small for any, or too large for the
+    answer.
     """
     found = batches(content)
     if not found:

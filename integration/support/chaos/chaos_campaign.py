@@ -138,7 +138,7 @@ class Campaign:
         wait_until(lambda: running.committed(name) > batch, told)
 
     def _told(self, since: float) -> list[list[str]]:
-        """What operators saw, each text once."""
+        """The messages that operators saw, each text once."""
         found = {}
         for where, text in self._chain.messages(since):
             text = readable(text, self._chain.place)
@@ -194,7 +194,7 @@ def settle(running: Parts) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a campaign runs on."""
+    """The setting of a campaign."""
 
     disks: bool
     spark: bool = True

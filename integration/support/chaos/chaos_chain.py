@@ -31,7 +31,7 @@ from kafka_process import KafkaProcess
 from process_session import ProcessSession, members
 
 LIMIT_S = 300.0
-"""What has not gone on by then hangs."""
+"""A part that has not gone on by then hangs."""
 
 PRODUCERS = ("late", "broken", "transactions")
 

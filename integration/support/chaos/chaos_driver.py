@@ -33,7 +33,7 @@ ROWS = "series string, n long, start_time timestamp, cti timestamp"
 
 
 class Places(NamedTuple):
-    """Where the chain is."""
+    """The places of the chain."""
 
     bootstrap: str
     source: str

@@ -75,7 +75,7 @@ class Part:
 
 
 def explained(error: BaseException) -> str:
-    """What `why` prints of an error."""
+    """The text of `why` for an error."""
     import io
 
     text = io.StringIO()
@@ -264,7 +264,7 @@ def send(producer: Producer, topic: str, begun: float, kind: str, chance: random
         producer.flush(6)
     elif chance.random() < 0.3:
         producer.abort_transaction(6)
-        failed.clear()  # What was still queued is purged.
+        failed.clear()  # Queued records are purged.
     else:
         producer.commit_transaction(6)
     if failed:

@@ -149,7 +149,7 @@ def most_told(told: Iterable[list[str]]) -> list[dict[str, str]]:
 
 
 def text_key(text: str) -> str:
-    """What texts that say the same have in common."""
+    """The common form of texts that say the same."""
     return re.sub(r"'[^']*'|\d+", "", text)[:60]
 
 

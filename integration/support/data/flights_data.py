@@ -142,7 +142,7 @@ def expected_weather(kept: pa.Table, observed: pa.Table) -> list[tuple[Any, ...]
 
 
 class Judged(NamedTuple):
-    """What the state machine makes of one partition."""
+    """The state machine's results for one partition."""
 
     verdicts: list[str]
     ctis: list[int]

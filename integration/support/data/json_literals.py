@@ -200,7 +200,7 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
 
 OF_DOCUMENTS: dict[str, tuple[bytes, ...]] = {
     "an empty value, or blanks alone": (b"", b" ", b"\r\n"),
-    # Which fields may be kept is not tested.
+    # No test says which fields may be kept.
     "JSON that breaks off or is broken inside a nested value": (),
     "anything after the object": (
         b'{"w":7}x', b'{"w":7}}', b'{"w":7},', b'{"w":7}{"w":8}', b'{"w":7}\n{"w":8}',
@@ -216,7 +216,7 @@ OF_DOCUMENTS: dict[str, tuple[bytes, ...]] = {
         b'{"w":7,"z":' + b"1" * 1_001 + b"}", b'{"w":7,"' + b"k" * 50_001 + b'":1}',
     ),
 }  # fmt: skip
-"""What the page says -> documents that it is about."""
+"""Item of the page -> documents that it is about."""
 
 PLAIN_DOCUMENTS = (
     None, b"null", b" null ", b"5", b'"x"', b"true", b"[]", b"[{}]", b'[{"w":1}]', b"{}", b" { } ",

@@ -48,7 +48,7 @@ def trips(seed: int = 1) -> list[Trip]:
 
 
 def records(some: Iterable[Trip]) -> list[Record]:
-    """What a producer sends of them."""
+    """The records that a producer sends of them."""
     return [
         Record(
             json.dumps({"station": f"s{trip.partition}", "departed": iso(trip.departed)}),

@@ -35,7 +35,7 @@ LIMIT_S = 300
 
 
 class Places(NamedTuple):
-    """Where the jobs read and write."""
+    """The places that the jobs read and write."""
 
     bootstrap: str
     master: str

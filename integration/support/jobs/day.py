@@ -25,7 +25,7 @@ WORK = Path(".work/day").absolute()
 DAY_SECONDS = 86_400
 REAL_SECONDS = 10
 START_SECONDS = 20
-"""Of Spark, its Python workers and their first batch, on two cores."""
+"""Seconds for Spark, its Python workers and their first batch, on two cores."""
 
 SENSORS = {"attic": (24.0, 6.0), "cellar": (12.0, 0.5), "garden": (15.0, 9.0)}
 """Sensor -> mean temperature and daily swing, in degrees Celsius."""

@@ -36,7 +36,7 @@ class Socket(io.RawIOBase):
 
     @property
     def flag(self) -> int:
-        """What Spark was told of the rows."""
+        """The answers to Spark about the rows."""
         answer = io.BytesIO(self.begun)
         if read_int(answer) == 0:
             # The end-of-run batch has neither rows nor CTIs.

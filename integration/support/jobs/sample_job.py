@@ -23,7 +23,7 @@ from spark_session import local_spark
 
 @dataclass
 class Rows(WriterCommitMessage):
-    """What a task hands to the commit."""
+    """A task's message to the commit."""
 
     ids: list[int]
 

@@ -120,7 +120,7 @@ def values(frame: DataFrame) -> list[int]:
 
 
 def outcome(deed: Callable[[], Outcome]) -> Outcome:
-    """What `deed` returns, or that it was refused."""
+    """The result of `deed`, or that it was refused."""
     try:
         return deed()
     except (PySparkException, Py4JError):

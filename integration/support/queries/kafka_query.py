@@ -126,7 +126,7 @@ class Stream:
         return [row for place in places for row in read_rows(place)]
 
     def report(self) -> dict[str, Any]:
-        """What the source said of itself in the last progress."""
+        """The source's report in the last progress."""
         return dict(json.loads(self.query.lastProgress.sources[0].latestOffset))
 
 

@@ -72,7 +72,7 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True)
 class KilledRuns:
-    """What `run_killed` did."""
+    """The result of `run_killed`."""
 
     attempts: tuple[Attempt, ...]
 
@@ -238,7 +238,7 @@ def between_sink_and_checkpoint(
     Args:
         checkpoint: The query's checkpoint directory.
         store: The Delta table.
-        app_id: What the `appId` of the batch's `txn` action contains; its version is the batch id.
+        app_id: A part of the `appId` of the batch's `txn` action; its version is the batch id.
         only: Kill in this batch and no other.
     """
     return InBatch(checkpoint, only, DeltaLog(store, app_id).has_batch)

@@ -40,7 +40,7 @@ def without_logs(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def logs(notebook: nbformat.NotebookNode) -> str:
-    """What a run wrote to standard error."""
+    """The standard error of a run."""
     outputs = [each for cell in notebook.cells for each in cell.get("outputs", [])]
     return "".join(each.text for each in outputs if each.get("name") == "stderr")
 

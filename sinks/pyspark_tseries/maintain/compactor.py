@@ -332,7 +332,7 @@ class Merge:
     def _scan_large(self, file: DataFile) -> pa.Table:
         """Count the rows of a file and sample their keys; return the state of its series.
 
-        That is empty if no events may be removed.
+        It is empty if no events may be removed.
         """
         size = _estimate_row_bytes(self._location, file, self._schema)
         columns = STATE_COLUMNS if self.horizon >= 0 else STATE_COLUMNS[:2]

@@ -3,7 +3,7 @@
 Sequences, timestamps and positions are 64-bit integers. Null is a number that no legal value
 reaches. A key is (series, sequence); Python and Arrow both compare names by their UTF-8 bytes.
 
-Which number stands for null:
+These numbers stand for null:
 
 - NO_SEQUENCE, -1: no event yet, in an index or a state; the next sequence is then 0. As an original
   to be edited: none, so the event is an original.

@@ -229,7 +229,7 @@ def read_newest(
     later = lows if seen_sequences is None else np.maximum(lows, seen_sequences + 1)
     rows = _read_rows(snapshot, series, later, columns)
     newest = _pick_newest(series, rows, (oldest, oldest_us), count, earlier_rows)
-    # Where erased events left too few, there may be older originals below the low.
+    # If erased events left too few, there may be older originals below the low.
     may_miss = is_new & (newest.sizes < count) & (lows > oldest)
     if not snapshot.has_erasures or not may_miss.any():
         return newest

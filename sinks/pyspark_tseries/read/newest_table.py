@@ -177,7 +177,7 @@ def ask_newest(
 
 @dataclass(frozen=True)
 class _Match:
-    """Where a table has the series of a question.
+    """The places of a question's series in a table.
 
     Attributes:
         table: the table; None if none serves.

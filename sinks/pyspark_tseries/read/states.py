@@ -330,7 +330,7 @@ def _search_runs(
     segments = zip(*(column.tolist() for column in (begins, ends, lows, highs)), strict=True)
     # By segment and bucket, the bucket's first row; the last column has the end of the last one.
     # The cuts are clipped to the requested times: a bucket outside them has two equal cuts, so no
-    # rows. Where a segment has no requested time, low is above high, and all its cuts are equal.
+    # rows. If a segment has no requested time, low is above high, and all its cuts are equal.
     first_rows = np.stack(
         [
             begin + us[begin:end].searchsorted(np.clip(cuts, low_us, high_us + 1))

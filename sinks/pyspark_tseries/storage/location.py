@@ -693,7 +693,7 @@ _Kept = TypeVar("_Kept")
 
 
 class KeptByStore(Generic[_Kept]):
-    """What this process keeps of each store, by its location; the store used last is at the end.
+    """Keeps one object for each store, by its location; the store used last is at the end.
 
     A forked process begins with nothing, because another thread of its parent may have held a lock.
 

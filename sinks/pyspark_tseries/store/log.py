@@ -459,7 +459,7 @@ class Log:
         if not self.location.is_local or self._skips_checks:
             return False
         if not self._version == self._checked == self._transactions_version:
-            return False  # What this object knows of the log is not of one version.
+            return False  # This object's facts about the log are not of one version.
         if self._entry_identity(self._version) != self._identity:
             return False  # The last known entry was removed, or the table was replaced.
         while (identity := self._entry_identity(self._version + 1)) is not None:

@@ -134,7 +134,7 @@ def number_edits(
         the series of the appends; `counts.dropped` is the number of edits without an original. And
         the columns `original_sequence`, `original_timestamp`, `original_author`.
     """
-    # What may be edited depends on the index before the batch; sequences follow its appends.
+    # The index before the batch decides what may be edited; sequences follow its appends.
     is_editable = _flag_editable(targets, index, retained)
     before = lookup_after(targets.names, index, appended)
     missing = np.flatnonzero(~is_editable)
@@ -326,7 +326,7 @@ class Revision(Appendable):
 
 
 class StoreCondition(Protocol):
-    """What must hold of a store when a batch is committed."""
+    """A condition that a store must meet when a batch is committed."""
 
     def check(self, context: "CommitContext") -> None:
         """Raise an error if it does not hold; then nothing of the batch is stored."""

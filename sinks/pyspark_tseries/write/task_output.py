@@ -461,7 +461,7 @@ class _LargeTask:
             if edits is not None:
                 self.edits.append(edits)
         index = _load_index(self.location, optimistic.head_id)
-        # What becomes of late and untimed rows only the commit knows: with one of these, the task
+        # Only the commit knows what happens to late and untimed rows: with one of these, the task
         # leaves the numbering to it.
         rules = WriteRules(optimistic.metadata, author, "drop", NEVER_US)
         merged = None

@@ -11,8 +11,8 @@ every other sink.
 
 The rows of a small batch are handed to Spark together with the batch's partitions (semantics 8.9).
 Right after `partitions`, Spark's process of a source asks whether the reader is the wrapper of a
-simple reader. Such a reader gives the batch's rows at once: Spark keeps them as a block, which the
-batch's only task reads without a Python process. If the block is lost, the task calls `read` as
+simple reader. A simple reader gives the batch's rows at once: Spark keeps them as a block, which
+the batch's only task reads without a Python process. If the block is lost, the task calls `read` as
 usual. Spark has no public way to do this, and the wrapper itself gives up reported offsets and
 limits. So `HandingReader` passes for the wrapper only while it has rows to hand over.
 """
@@ -383,8 +383,8 @@ PendingRows = Future[tuple[list[pa.RecordBatch] | None, E]]
 class HandOver(Generic[E]):
     """Reads a stream's small batches in this process, so that their rows are handed over.
 
-    A thread reads a batch while Spark writes its offset to the checkpoint. What cannot be read
-    here, or is too large, is left to a task. `E` tells where a task ended.
+    A thread reads a batch while Spark writes its offset to the checkpoint. A batch that cannot be
+    read here, or is too large, is left to a task. `E` tells where a task ended.
 
     Args:
         max_records: leave batches with more records to tasks.

@@ -1,7 +1,7 @@
 """Arrow's columns in both packages: nested columns, decimals, blocks with CTI rows.
 
-What happens to a value that does not fit is each package's own rule: a source makes it null
-(semantics 13.13), a store refuses it (semantics 15.6).
+Each package has its own rule for a value that does not fit: a source makes it null (semantics
+13.13), a store refuses it (semantics 15.6).
 """
 
 from collections.abc import Sequence

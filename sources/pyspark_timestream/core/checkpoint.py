@@ -224,7 +224,7 @@ def batch_entry_path(checkpoint: Path, batch: int) -> Path:
 
 
 class LogEntry:
-    """What Spark wrote down before it ran a batch; each property raises ValueError if it is torn.
+    """Spark's notes before it ran a batch; each property raises ValueError if it is torn.
 
     Args:
         text: the content of a file of the offset log, of version 1 or 2.

@@ -1,4 +1,4 @@
-"""What belongs to a process, in both packages: its end, its forks, its clock, and its libraries.
+"""Tools for a process, in both packages: its end, its forks, its clock, and its libraries.
 
 - `end_quietly` ends a command without a traceback.
 - `read_wall_clock` reads the clock; `leave_out_pandas` saves a process the import of pandas.

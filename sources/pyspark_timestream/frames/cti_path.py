@@ -124,7 +124,7 @@ class CtiCondition:
 
 
 class _Effect(StrEnum):
-    """What an operator does to CTI rows; the text is part of the message."""
+    """The effect of an operator on CTI rows; the text is part of the message."""
 
     REMOVES = "removes CTI rows, in which every column but 'cti' is null"
     MAY_REMOVE = "runs your own function, and nothing shows that CTI rows come through it"

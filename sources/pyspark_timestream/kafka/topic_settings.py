@@ -1,4 +1,4 @@
-"""What topics say of their own time (option `timeSettings`).
+"""Descriptions of topics' own time (option `timeSettings`).
 
 A topic's settings are a JSON object of option names and texts. It says what the topic's events
 mean, and nothing about a connection or a run. A query takes each setting that it does not set

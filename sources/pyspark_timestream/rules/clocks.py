@@ -497,7 +497,7 @@ def change_rules(
     if forgets_marks:
         clock = replace(clock, writers=(), noted_us=None, begun=False)
     elif replace(before, policy=after.policy, future_policy=after.future_policy) == after:
-        # What happens to late events moves no clock.
+        # The policy for late events moves no clock.
         return clock
     clock, has_left = _change_writers(clock, before, after)
     clock = _change_silence(clock, before, after)

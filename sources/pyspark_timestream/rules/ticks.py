@@ -116,7 +116,7 @@ def advance_ticks(clock: Clock, before: Ticks, now_us: int, cap: int | None = No
 def compute_delivered_range(clock: Clock, before: Ticks, ticks: Ticks) -> tuple[int, int]:
     """Return the ticks [start, end) of all batches after `before` up to and including `ticks`.
 
-    That is one batch, unless Spark tracks progress asynchronously and replays several as one;
+    This is one batch, unless Spark tracks progress asynchronously and replays several as one;
     between two batches of a skipping clock everything else was skipped.
     """
     start = ticks.start_inclusive if clock.skips else before.end_exclusive

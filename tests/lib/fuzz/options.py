@@ -197,7 +197,7 @@ def conditions() -> Target:
 
 
 def descriptions() -> Target:
-    """What option `timeSettings` reads of a topic."""
+    """The records of a topic for option `timeSettings`."""
     whole = {"startTime": "field:at", "ctiDelay": "5 minutes", "ctiFrequency": 10, "timeUnit": "ms"}
 
     def make(chance: Chance) -> str:

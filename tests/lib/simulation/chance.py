@@ -65,7 +65,7 @@ class Job:
             self._outcome = None, killed
 
     def exception(self) -> BaseException | None:
-        """What it raised, as `Future.exception`."""
+        """The error that it raised, as `Future.exception`."""
         self.run()
         if self._outcome is None:
             raise Killed  # Its process died, as by a loss of power.
@@ -75,7 +75,7 @@ class Job:
         return error
 
     def result(self) -> Any:
-        """What it returned, as `Future.result`."""
+        """Its result, as `Future.result`."""
         error = self.exception()
         if error is not None:
             raise error
@@ -110,7 +110,7 @@ class Chance:
         """True while nothing fails and nobody interrupts."""
         self.kill_rate = self.interrupt_rate = self.fault_rate = 0.0
         self.hits: Counter[str] = Counter()
-        """What has happened, and how often."""
+        """The events that have happened, and how often."""
         self.jobs: list[Job] = []
         self.interrupt: Callable[[], object] = lambda: None
         """Lets somebody else act."""

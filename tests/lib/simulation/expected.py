@@ -1,4 +1,4 @@
-"""What a run must have delivered: an oracle, written from the semantics, that knows no state.
+"""The rows that a run must have delivered, by an oracle from the semantics that knows no state.
 
 It gets the produced records, and of each batch only the decisions in Spark's log: ranges, idle
 partitions, and the number of tasks. It keeps one clock a partition, and moves it one record at a

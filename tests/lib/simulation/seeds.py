@@ -25,7 +25,7 @@ NOT_FAULTS = frozenset(
 
 @dataclass
 class Report:
-    """What some seeds have done."""
+    """The counts of some seeds."""
 
     seeds: int = 0
     steps: int = 0
@@ -71,7 +71,7 @@ def make_world(seed: int, faults: int | None = None) -> World:
 
 def shrink(seed: int) -> int:
     """The least number of steps with faults that still fails, found by bisection."""
-    # What failed last may have failed in the last step.
+    # The last failure may have come in the last step.
     least, most = 0, make_world(seed).run_quietly().chance.steps + 1
     while least < most:
         middle = (least + most) // 2

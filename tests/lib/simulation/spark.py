@@ -103,9 +103,9 @@ class AsyncCheckpoint(Checkpoint):
     """A checkpoint with asynchronous progress tracking: the log has only some of the batches.
 
     As in `AsyncProgressTrackingMicroBatchExecution`, a run begins at the last entry but one, and
-    runs all batches from there to the last one as a single batch, unless that is committed. What
-    follows the last entry is forgotten; `on_forget` is told. `offsets` has all batches all the
-    same, for the oracle.
+    runs all batches from there to the last one as a single batch, unless that is committed. Batches
+    after the last entry are forgotten; `on_forget` is told. `offsets` has all batches all the same,
+    for the oracle.
     """
 
     def __init__(self, chance: Chance, on_forget: Callable[[int], object]) -> None:

@@ -48,7 +48,7 @@ _CACHES: tuple[Any, ...] = (
     query_checks._noted,
     writer._warned,
 )
-"""What a process remembers of stores."""
+"""A process's memory of stores."""
 
 _SCHEMA = (
     StructType()
@@ -251,7 +251,7 @@ class StoreWorld(World):
             record.write_text("" if chance.happens(0.5) else record.read_text()[:20])
 
     def _remember_all(self) -> None:
-        """What lies there now is on the disk."""
+        """All files there now are on the disk."""
         assert self._disk is not None
         for directory, below, files in os.walk(self.root / "store"):
             self._disk._names[directory] = {*below, *files}

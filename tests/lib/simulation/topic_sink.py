@@ -36,7 +36,7 @@ _SCHEMA = StructType().add("value", "string").add("partition", "integer").add("c
 
 @dataclass(slots=True)
 class Coordinated:
-    """What the brokers know of a transactional id."""
+    """The brokers' state of a transactional id."""
 
     epoch: int = 0
     records: list[tuple[int, str]] = field(default_factory=list)
@@ -305,7 +305,7 @@ class TopicWorld(World):
         super().draw(policy="drop", lengths=(40, 120), **given)
 
     def open_sink(self) -> Any:
-        """What compares repetitions."""
+        """The sink that compares repetitions."""
         return MemorySink(self.chance)
 
     def prepare(self, patch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ WHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a seed has drawn besides `Query`.
+    """A seed's draws besides `Query`.
 
     Attributes:
         import_every: CTIs are imported, by so many events; 0 for those in band, None for none.

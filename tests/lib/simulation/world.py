@@ -414,7 +414,7 @@ class World:
         assert sorted(offsets) == sorted(commits) == list(range(len(offsets)))
 
     def make_oracle(self) -> ChainOracle:
-        """What is compared with all batches."""
+        """The oracle to compare with all batches."""
         query = self.query
         return ChainOracle(
             self.cluster.logs,

@@ -31,7 +31,7 @@ PASSING = sorted(name for name, policy in POLICIES.items() if not policy.fails)
 
 
 def late_word(policy):
-    """What `violation` says of a late point; None if it becomes no row (semantics 3)."""
+    """The text of `violation` for a late point; None if it becomes no row (semantics 3)."""
     action = POLICIES[policy].point
     return "adjusted" if action.moves else "late" if action is Action.FLAG else None
 

@@ -25,7 +25,7 @@ def view_of(shares, topic="topic", query="q", batches=3, **more):
 
 
 def look(follower, now_us):
-    """What the page shows of a checkpoint now."""
+    """The page's present view of a checkpoint."""
     follower.read()
     return follower.view(now_us)
 

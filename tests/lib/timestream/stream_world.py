@@ -77,7 +77,7 @@ class Oracle:
         self.waiting, self.imported, self.stream = {}, None, None
 
     def update(self, now, positions, ends, readable_ends, imported, closed):
-        """What the batch that starts now starts with."""
+        """The state that the next batch starts with."""
         first, before = not self.clocks, set(self.clocks)
         resting = {n for n in positions if positions[n] == readable_ends[n]}
         self.since = {} if first else {n: self.since.get(n, now) for n in resting}

@@ -1,4 +1,4 @@
-"""What a store must answer (semantics 20, 21, 22, 31, 32): SQL over all that was delivered to it.
+"""The right answers of a store (semantics 20, 21, 22, 31, 32): SQL over all its deliveries.
 
 Nothing here is taken from the code of the package. The views of DuckDB build on each other:
 

@@ -1,8 +1,8 @@
 """A local S3 server, for a child process: `python s3_server.py`; prints its port.
 
 moto first looks for an object and then writes it; a lock makes that one step, like Amazon's
-conditional PUT. In the bucket `careless` conditions are ignored, as some services do. Whoever has
-the key `READER` may only read.
+conditional PUT. In the bucket `careless` conditions are ignored, as some services do. The key
+`READER` may only read.
 """
 
 import logging

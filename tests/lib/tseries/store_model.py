@@ -248,7 +248,8 @@ class Model:
         """Erases events and all edits of them, `stored` are those on the disk.
 
         Returns:
-            What the act erases and what it finds removed; None if there is nothing left to do.
+            The events that the act erases and those that it finds removed; None if there is nothing
+            left to do.
 
         Raises:
             Refused: there never was such an event.

@@ -22,7 +22,7 @@ Rows = tuple[int | Edit | None, ...]
 class WriteCase:
     """Batches of rows of one series, and the values that a query then gives.
 
-    Where `fails` is not empty the last batch fails so, and nothing of it is stored.
+    If `fails` is not empty, the last batch fails so, and nothing of it is stored.
     """
 
     number: str

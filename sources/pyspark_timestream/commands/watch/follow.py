@@ -155,7 +155,7 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True)
 class QueryLinks:
-    """What a query reads and writes beside the topics that it reads, if its checkpoint shows it.
+    """A query's inputs and outputs besides the topics that it reads, if its checkpoint shows them.
 
     Attributes:
         subscriptions: the id of each store that it reads, and the last CTI that it got from there.

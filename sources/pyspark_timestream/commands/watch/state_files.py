@@ -67,7 +67,7 @@ _SIZE: Final = struct.Struct(">i")
 _WORD: Final = struct.Struct("<q")
 
 Due = tuple[int, ...]
-"""Where a key has the time that it waits for, as `locate_due_time` returns it."""
+"""The place in a key of the time that it waits for, as `locate_due_time` returns it."""
 
 _Keys = dict[bytes, int | None]
 
@@ -397,7 +397,7 @@ _TABLE_MAGIC: Final = bytes.fromhex("f7cff485b741e288")
 _TABLE_VERSIONS: Final = (4, 5)
 _PLAIN_BLOCK, _LZ4_BLOCKS = 0, (4, 5)
 _REMOVED, _SET, _REMOVED_ONCE = 0, 1, 7
-"""What an entry of a table does to its key."""
+"""The effect of a table's entry on its key."""
 
 _SPLIT_BLOCK: Final = 1 << 31
 """The mark of a block that has a hash index behind its entries."""
@@ -407,7 +407,7 @@ _DAMAGED_ARCHIVE: Final = (
     *(zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError),
     *(AttributeError, LookupError, TypeError, ValueError),
 )
-"""What a damaged archive, and damaged JSON in it, may raise."""
+"""Errors that a damaged archive, and damaged JSON in it, may raise."""
 
 
 def _read_description(path: Path) -> tuple[list[str], int]:

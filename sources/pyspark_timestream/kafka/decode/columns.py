@@ -98,7 +98,7 @@ _BY_POLICY: Final = ("violation", "original_start_time", "original_end_time")
 """The columns that the violation policy fills."""
 
 DEAD_LETTER: Final = {"payload": "", "reason": "_reason", "schema_id": "_schema_id"}
-"""What a column says about a malformed payload -> its suffix after `columnNameOfCorruptRecord`."""
+"""A fact about a malformed payload -> its column's suffix after `columnNameOfCorruptRecord`."""
 
 
 def build_default_schema(options: KafkaOptions) -> pa.Schema:

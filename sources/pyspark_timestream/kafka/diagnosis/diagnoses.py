@@ -1,4 +1,4 @@
-"""What may be diagnosed in a stream: the kinds, with causes and fixes, and the warnings given.
+"""The possible diagnoses of a stream: the kinds, with causes and fixes, and the warnings given.
 
 The offset and its counters determine which diagnoses hold. The offset also keeps the warnings, so a
 diagnosis that still holds, or holds again, is repeated only if its level has risen. The progress

@@ -244,7 +244,7 @@ def _write_entry(producer: _OpenProducer, headers: Headers | None, entry: Ledger
 
 
 _MARK_WRITER: Final = MarkWriter()
-"""Of this process, for all batches of all queries."""
+"""This process's writer, for all batches of all queries."""
 
 
 @dataclass(frozen=True, slots=True)

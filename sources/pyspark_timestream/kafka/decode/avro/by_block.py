@@ -334,7 +334,7 @@ def _read_wire(step: Scalar, cursors: Cursors) -> Wire | None:
 
 def _read_repeated(step: Repeated, cursors: Cursors) -> Converted:
     """Read the first item of every row, then the second, and so on; then put them in order."""
-    # Of each row: the items left in its block, and where that must end (-1: not stated).
+    # For each row: the items left in its block, and where that must end (-1: not stated).
     remaining = np.zeros(len(cursors), np.int64)
     sized_end = np.full(len(cursors), -1, np.int64)
     open_rows = np.flatnonzero(~cursors.broken)

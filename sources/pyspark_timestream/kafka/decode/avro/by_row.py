@@ -343,7 +343,7 @@ def read_avro(
     if not pa.types.is_binary(bodies.type):
         bodies = bodies.cast(pa.binary())
     reasons = np.full(len(bodies), FINE, np.uint8)
-    # Of each payload the index in all `blocks` together, and of its record's name in `names`.
+    # For each payload, its index in all `blocks` together, and its record name's index in `names`.
     read_index = np.full(len(bodies), -1, np.int64)
     name_index = np.full(len(bodies), -1, np.int64)
     blocks: list[DecodedBlock] = []
@@ -465,7 +465,7 @@ def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
     reasons = np.where(bad, TYPE, FINE).astype(np.uint8)
     reasons[cursors.broken] = SYNTAX
     by_row = np.flatnonzero(cursors.by_row)
-    # Where each payload's value is: those read by row are appended.
+    # The place of each payload's value: those read by row are appended.
     value_index = np.arange(len(bodies))
     if len(by_row):
         row_values, reasons[by_row] = codec.rows.read(bodies.take(pa.array(by_row)).to_pylist())

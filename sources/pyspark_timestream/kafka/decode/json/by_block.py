@@ -115,7 +115,7 @@ class _ScanField(NamedTuple):
 
 
 class _ScanPlan(NamedTuple):
-    """What to scan: the fields with values by their paths, and the paths of objects around them."""
+    """The fields to scan for values, by their paths, and the paths of objects around them."""
 
     fields: dict[FieldPath, _ScanField]
     objects: tuple[FieldPath, ...]

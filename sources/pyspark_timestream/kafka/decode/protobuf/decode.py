@@ -11,9 +11,9 @@ ptars is fast but trusts its input: of bytes that no Protobuf library writes, it
 should refuse (overlong tags, ragged packed fields) and panics at others (lengths that wrap around).
 So Google's library parses them first. It parses n messages as one, each a repeated field with a tag
 and a length; that costs less than ptars takes. If the library refuses a block, we halve it until
-each malformed row is by itself, so a row never depends on its neighbours. Where the two read the
-same bytes differently (both members of a oneof, a repeated key of a map), Google's library rewrites
-the requested fields in a form that both read alike, and ptars reads that.
+each malformed row is by itself, so a row never depends on its neighbours. If the two read the same
+bytes differently (both members of a oneof, a repeated key of a map), Google's library rewrites the
+requested fields in a form that both read alike, and ptars reads that.
 
 A plan says how each column is made from the message's fields. Planning happens once, and refuses a
 type that the field cannot be read as.
