@@ -1,4 +1,4 @@
-"""What integration tests share: a real broker, fresh topics, one Spark session."""
+"""Shared by integration tests: a real broker, fresh topics, one Spark session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all fast tests share: which of them are in `make test`, and how many examples they try."""
+"""Shared by all fast tests: which of them are in `make test`, and how many examples they try."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Which broker the integration tests take is never a guess."""
+"""The choice of the integration tests' broker is never a guess."""
 
 from __future__ import annotations
 

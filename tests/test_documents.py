@@ -94,7 +94,7 @@ def test_every_test_that_a_page_names_is_there() -> None:
     there = {path.stem for path in files}
     for path in files:
         there |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
-    # What a decision was made by need not be there any more.
+    # The tools behind a decision may be gone by now.
     for page in (page for page in pages() if not page.startswith("docs/design/")):
         named = set(re.findall(r"`(test_\w+)`", read(page)))
         assert not named - there, page
@@ -113,7 +113,7 @@ def test_every_file_that_a_page_or_a_docstring_names_is_there() -> None:
     ]
     there = [f"/{path.relative_to(ROOT)}" for path in files]
     code = [path for path in there if path.startswith(("/sources/", "/sinks/"))]
-    # What a decision was made by need not be there any more.
+    # The tools behind a decision may be gone by now.
     texts = [read(page) for page in pages() if not page.startswith("docs/design/")]
     texts += [read(path[1:]) for path in code]
     named = {name for text in texts for name in re.findall(r"`([\w/]+\.py)`", text)} - OF_A_READER

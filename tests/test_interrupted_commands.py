@@ -31,7 +31,7 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 """
-"""What Python runs first: it presses Ctrl-C as a module is imported."""
+"""Python runs this first: it presses Ctrl-C as a module is imported."""
 
 
 def interrupt(*_: object, **__: object) -> Any:

@@ -1,4 +1,4 @@
-"""What may not outlive a process ends with it, however it goes."""
+"""Children that may not outlive a process end with it, in every kind of death."""
 
 import os
 import signal

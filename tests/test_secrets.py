@@ -1,7 +1,7 @@
 """No command, page, log, progress or error shows a secret; commands and options are the declared.
 
 Every option of every command that takes one gets a secret, so that a new command is tested without
-further code. What is asked does not answer, so each command ends in its error.
+further code. No server answers, so each command ends in its error.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def list_commands(main, capsys):
 
 
 def run(main, arguments, capsys, caplog):
-    """What a command says, and what stands in the log."""
+    """The output of a command, and its log."""
     with caplog.at_level(logging.DEBUG), contextlib.suppress(SystemExit):
         main(arguments)
     out, err = capsys.readouterr()

@@ -43,12 +43,12 @@ VARYING = re.compile(
     r"|2\d\d\d-\d\d-\d\dT[\d:]+\.\d+Z"  # times of commits, which have a fraction
     r"|(?<=size\":)\d+|(?<=sizeInBytes\":)\d+|(?<=py-)[\d.]+"
 )
-"""What differs from one store to the next that the same commands make."""
+"""Texts that differ between two stores of the same commands."""
 
 
 @pytest.fixture(scope="module")
 def readers():
-    """What the blocks of the page define that read a store."""
+    """The definitions in the page's blocks that read a store."""
     session = {}
     for block in store_sample.programs(read(PAGE))[2:]:
         if "/data/" not in block:
@@ -133,7 +133,7 @@ def some_store(path, seed):
         event = chance.choice(there) if there else None
         if event is None or event.is_edit or event.value["note"] == "":
             return
-        with contextlib.suppress(NoSuchEvent):  # Of an event that was erased.
+        with contextlib.suppress(NoSuchEvent):  # The row of an event that was erased.
             if chance.random() < 0.6:
                 series.edit(name, event.sequence, {"value": 1.5})
             else:

@@ -104,7 +104,7 @@ def test_a_name_is_given_in_a_call_but_not_in_what_is_expected() -> None:
 
 
 def names_in(text: str) -> set[str]:
-    """What stands in code in a text."""
+    """The words in code style in a text."""
     return set(re.findall(r"`([^`\n]+)`", text))
 
 

@@ -1,4 +1,4 @@
-"""Where an error of ours reaches the user: our sentence comes first, and `why` prints only it."""
+"""An error of ours as it reaches the user: our sentence comes first, and `why` prints only it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISSPELT = "option 'ctifrequncy': there is no such option: did you mean 'ctiFreq
 
 
 class Owner:
-    """What the mistakes below are made with; `query` is the one that was started last."""
+    """The names that the mistakes below use; `query` is the one that was started last."""
 
     def __init__(self, spark: SparkSession, path: Path) -> None:
         self.spark = spark

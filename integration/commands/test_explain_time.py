@@ -86,7 +86,7 @@ def test_an_idle_partition_is_named_while_the_query_runs_and_since_when(stream) 
 
 
 def part_facts(made: Stream, number: int) -> PartitionFacts:
-    """What is known of a partition now."""
+    """The present facts of a partition."""
     (stream,) = explain_time(made.query).streams
     return next(fact for fact in stream.partitions if fact.partition.number == number)
 

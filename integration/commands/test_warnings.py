@@ -117,7 +117,7 @@ BATCH = "coarse unit"
 
 @pytest.fixture(scope="module")
 def told(broker: Broker, tmp_path_factory: Any) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """What each case's query said of itself, some also after a restart; and the driver's log."""
+    """The report of each case's query, of some also after a restart; and the driver's log."""
     place = tmp_path_factory.mktemp("warned")
     queries = []
     for number, (name, case) in enumerate(CASES.items()):
@@ -148,7 +148,7 @@ def test_a_mistake_is_in_the_progress_and_the_headline_also_after_a_restart(told
         (warning,) = [text for text in each["warnings"] if text.startswith(case.kind)]
         assert case.said in warning
         assert "; next step: " in warning
-        # What holds results back comes before some lost rows.
+        # A cause that holds results back comes before some lost rows.
         holds = "an idle partition" if name == "late" else case.kind
         assert each["headline"].startswith(f"=> {holds}: ")
         assert "idleTimeout" not in warning

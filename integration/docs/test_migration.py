@@ -1,4 +1,4 @@
-"""What a job keeps under Spark's watermark and under CTIs: the figures of the page on migration."""
+"""The rows that a job keeps under Spark's watermark and under CTIs, as on the page."""
 
 from __future__ import annotations
 

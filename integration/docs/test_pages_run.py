@@ -51,7 +51,7 @@ SLOW = tuple(
 """Each takes more than ten seconds; the batches of a backfill are more than a hundred."""
 
 PRINTED = {"README.md": ["=> the stream has ended"]}
-"""What a page prints of the records that only this test has, beside what the page itself says."""
+"""The output of a page for records that only this test has, beside the page's own text."""
 
 
 def trip(minute: int) -> Record:
@@ -60,7 +60,7 @@ def trip(minute: int) -> Record:
 
 
 class Pages(NamedTuple):
-    """What the command has made."""
+    """The files that the command has made."""
 
     broker: Broker
     registry: str
@@ -292,7 +292,7 @@ def run_script(name: str, place: Path, *arguments: str) -> subprocess.CompletedP
 
 
 def run_hint(printed: str, place: Path) -> str:
-    """What the command prints that stands in the end, pasted into a shell."""
+    """The output of the command at the end, pasted into a shell."""
     _, _, command = printed.partition(" with\n\n")
     done = subprocess.run(
         ["bash", "-ec", command], cwd=place, capture_output=True, text=True, check=False

@@ -108,7 +108,7 @@ def begin_owner() -> subprocess.Popen[str]:
 
 
 def files_and_processes(owner: int) -> list[str]:
-    """What a broker of this process has on this machine."""
+    """The files and processes of this process's broker on this machine."""
     kept = Path(__file__).parents[2] / ".work" / "kafka" / "runs"
     directories = [str(path) for path in kept.glob(f"{owner}-*")]
     found = (each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"]))

@@ -42,7 +42,7 @@ AHEAD_MS = 1_800_000
 
 
 class Ran(NamedTuple):
-    """What the jobs were given."""
+    """The arguments of the jobs."""
 
     places: cluster_job.Places
     marked_us: int

@@ -1,4 +1,4 @@
-"""What goes wrong around a query on a real broker, each with its outcome: nothing lost or doubled.
+"""Faults around a query on a real broker, each with its outcome: nothing lost or doubled.
 
 The measure is always the same: what a second query, from its own checkpoint and without the fault,
 makes of the same topic.

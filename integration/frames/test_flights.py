@@ -91,7 +91,7 @@ def ran(spark: SparkSession, broker: Broker, tmp_path: Path) -> Callable[..., Ra
 
 
 class Ran:
-    """What a run left: the store's rows, the source's counters, how many batches it took."""
+    """The results of a run: the store's rows, the source's counters, the number of batches."""
 
     def __init__(self, rows: list[tuple], counters: dict[str, int], batches: int) -> None:
         self.rows, self.counters, self.batches = rows, counters, batches

@@ -74,7 +74,7 @@ def lead_rows(job: Job) -> int:
         (shares,) = offset["partitions"].values()
         ends = {int(number): share["to"] for number, share in shares.items()}
         if max(ends[0] - 2 * DENSE, ends[1] - DENSE // 5) > 0:
-            break  # what follows the backfill goes back in time
+            break  # records after the backfill go back in time
         read = {n: [s for at, s in times[n].items() if at < end] for n, end in ends.items()}
         left = [n for n, end in ends.items() if end < last[str(n)]["to"] and read[n]]
         # The newest that was read, since the last one may be late.

@@ -1,4 +1,4 @@
-"""What a batch DataFrame or view over a topic reads: what is there when it is evaluated."""
+"""A batch DataFrame or view over a topic reads the records that exist when it is evaluated."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_another_query_under_the_same_writer_is_told(options, broker: Broker) ->
 
 
 def test_a_task_that_has_no_rows_any_more_is_found_in_the_first_batch_of_a_run(options) -> None:
-    """Of eight tasks only one had committed, and the batch comes again in fewer."""
+    """Only one of eight tasks had committed, and the batch comes again in fewer."""
     own = Owner.of(options, "q", 5)
     task = BatchTransaction(options.client, options.topic, own.transactional_id, own.group)
     task.begin()

@@ -21,7 +21,7 @@ TIMEOUT_S = 30
 
 
 def in_group(broker: Broker, group: str, topic: str) -> TopicPartition:
-    """What a group has for partition 0 of a topic."""
+    """A group's entry for partition 0 of a topic."""
     consumer = broker.consumer(group_id=group)
     try:
         (found,) = consumer.committed([TopicPartition(topic, 0)], timeout=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What tasks leave in the consumer group: read there, not again; and said where it costs."""
+"""Tasks leave clocks in the consumer group: no second read; and a message if one is needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def marks(writers: int, rounds: int) -> list[Record]:
 
 
 def left_in_group(made: Stream) -> dict[str, Any]:
-    """What the group of a stream holds for partition 0."""
+    """The text in a stream's group for partition 0."""
     (offset,) = sorted((made.place / "checkpoint" / "offsets").glob("[0-9]*"))[-1:]
     group = "timestream-" + json.loads(offset.read_text().splitlines()[-1])["stream"]
     consumer = made.broker.consumer(group_id=group)

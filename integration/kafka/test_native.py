@@ -108,7 +108,7 @@ class Paths:
         return found
 
     def same(self, topic: str, end: int, start: int = 0, **options: str) -> dict[str, list[Any]]:
-        """What both paths find in partition 0 of `topic`."""
+        """The records of partition 0 of `topic` by both paths."""
         one, other = self.columns(OffsetRange(Partition(topic, 0), start, end), **options)
         assert one == other
         assert isinstance(one, dict), one

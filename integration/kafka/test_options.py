@@ -237,7 +237,7 @@ def test_a_stream_without_ctis_is_cut_into_parts(stream) -> None:
 
 
 def committed(made: Stream, group: str) -> int:
-    """What a lag tool finds for partition 0."""
+    """A lag tool's answer for partition 0."""
     consumer = made.broker.consumer(group_id=group)
     try:
         (part,) = consumer.committed([TopicPartition(made.topic, 0)], timeout=30)

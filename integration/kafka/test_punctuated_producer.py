@@ -32,7 +32,7 @@ def producer(broker: Broker):
 
 
 def by_partition(messages: list[Message]) -> dict[int, list[str]]:
-    """What each partition has, in order: a value as it is, a mark as `cti`, its writer, `close`."""
+    """A partition's records in order: a value as it is, a mark as `cti`, its writer, `close`."""
     found: dict[int, list[str]] = defaultdict(list)
     for message in messages:
         found[message.partition()].append(label(message))

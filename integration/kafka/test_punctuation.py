@@ -197,7 +197,7 @@ def test_a_silent_writer_is_forgotten_in_record_time_and_may_rejoin(stream) -> N
     # is late. b rejoins below the CTI, then holds a's 20 back.
     assert words(made, writerTimeout="10 seconds") == ["c1", "e10", "c15", "c16"]
     assert words(made) == ["c1", "e10", "e11", "c2", "e13", "c16"]
-    # Who is listed and never marks counts from the partition's first record.
+    # A listed writer that never marks counts from the partition's first record.
     assert words(made, writers="a,b,c", writerTimeout="10 seconds") == ["e10", "c15", "c16"]
 
 

@@ -34,7 +34,7 @@ def test_a_job_that_comes_back_every_hour_goes_on_without_a_partition_that_is_qu
     everything = [cti for ctis in told for cti in ctis]
     assert everything == sorted(everything)
     assert job.late() == []
-    # Who comes back meets the policy, and holds the stream back again.
+    # A partition that comes back meets the policy, and holds the stream back again.
     broker.produce(name, [at(HOUR_S * 20, 1), at(HOUR_S * 30, 1), at(HOUR_S * 40, 0)])
     assert job.run(HOUR_S * 25)[-1] == HOUR_S * 30
     assert job.late() == [HOUR_S * 20]
@@ -76,7 +76,7 @@ def test_a_scheduled_job_over_a_quiet_topic_goes_on_by_idle_advance(
         each["advanced"] == each["first_cti"] for each in job.offsets if "advanced" in each
     ]
     assert by_the_clock == [True] * 3
-    # What comes back below that is late, and its partition holds the stream back again.
+    # Events that come back below that are late, and their partition holds the stream back again.
     broker.produce(name, [at(HOUR_S * 4, 0), at(HOUR_S * 5, 0)])
     assert job.run(HOUR_S * 6)[-1] == HOUR_S * 5
     assert job.late() == [HOUR_S * 4]

@@ -27,7 +27,7 @@ def options(broker: Broker, topic: str, **others: str) -> KafkaOptions:
 def all_of(
     reader: Prefetcher, spans: Sequence[OffsetRange]
 ) -> dict[OffsetRange, list[RecordBlock]]:
-    """What is read of `spans` once they come whole.
+    """The records of `spans` once these come whole.
 
     On a slow machine a connection may take longer than a reader waits, which is no fault: in a task
     the ranges would then be read in turn.

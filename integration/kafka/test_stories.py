@@ -143,7 +143,7 @@ CLIENTS = {"valueFormat": "json", "startTime": "second", "timeUnit": "s", "ctiHe
 
 
 def released(made: Stream, *records: Record) -> list[str]:
-    """What a reader gets by these records: orders by the minute, once time has passed them."""
+    """The rows from these records: orders by the minute, once time has passed them."""
     made.broker.produce(made.topic, records)
     before = len(made.rows())
     by_minute = advance_time(made.load()).groupBy(F.window("start_time", "1 minute").alias("w"))

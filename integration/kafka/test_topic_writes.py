@@ -78,7 +78,7 @@ def check_marks(made: TopicJob) -> None:
 
 
 def read_on(made: TopicJob, length: int) -> Counter:
-    """What the next job finds in the end."""
+    """The next job's rows in the end."""
     next_job = TopicJob(made.spark, made.broker, made.target, "", made.place / "next")
     name = f"sums_{time.time_ns()}"
     writer = window_sums(next_job, length).writeStream.format("memory").queryName(name)

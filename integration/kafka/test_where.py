@@ -40,7 +40,7 @@ def records(first: int, count: int, partitions: int) -> list[Record]:
 
 
 def counters(stream: Stream) -> dict[str, object]:
-    """What the last progress says of records and of time."""
+    """The records and the time in the last progress."""
     report = stream.report()
     for partition in report["partitions"].values():
         for topic in partition.values() if isinstance(partition, dict) else ():
@@ -110,7 +110,7 @@ def test_windows_are_those_of_sparks_filter_over_restarts(pair, releases: str) -
 
     expected, found = run_in_three(plain, where, 3, build)
     if releases == "rows":
-        # Which of several duplicates is kept depends on Spark's order of partitions.
+        # Spark's order of partitions decides which duplicate is kept.
         keys = ("start_time", "kind")
         expected, found = (
             [json.dumps([json.loads(row)[key] for key in keys]) for row in rows]

@@ -231,7 +231,7 @@ def test_records_of_two_schemas_are_read_by_the_reader_s(
 
 
 def serialize(client: SchemaRegistryClient, topic: str, schema: str, **fields: Any) -> bytes:
-    """What Confluent's serializer makes of the fields that the schema has; it registers it."""
+    """Confluent's serializer's payload of the schema's fields; it registers the schema."""
     names = {field["name"] for field in json.loads(schema)["fields"]}
     place = SerializationContext(topic, MessageField.VALUE)
     value = AvroSerializer(client, schema)({k: v for k, v in fields.items() if k in names}, place)

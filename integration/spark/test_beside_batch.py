@@ -2,8 +2,7 @@
 
 Facts, not code, of its tests; what is internal to Spark's source (V1 and V2 relations) is left out.
 The marker `difference` names the row of the table in docs/how-to/migrate-from-kafka.md that a
-test is about. What takes long,
-or is one more of its kind, runs under `make beside-spark` only.
+test is about. Long tests, and further ones of a kind, run only under `make beside-spark`.
 """
 
 from __future__ import annotations
@@ -269,7 +268,7 @@ def test_partitions_are_cut_into_more_tasks(both: Both, broker: Broker, filled: 
         assert sorted(int(row.value) for row in rdd.collect()) == list(range(21)), name
     broker.produce(filled, numbers(range(21, 30), 0))
     assert [values(frame) for frame in frames.values()] == [list(range(30))] * 2
-    # What was made of a frame binds late as well.
+    # A frame made of a frame binds late as well.
     again = [sorted(int(row.value) for row in rdd.collect()) for rdd in rdds.values()]
     assert again == [list(range(30))] * 2
 

@@ -2,7 +2,7 @@
 
 Facts, not code, of its tests. We leave out the internals of Spark's source (its initial offset
 file, V1 and V2, its pool of consumers) and features of only its newest version (offsets of whole
-topics). What takes long, or is one more of its kind, runs under `make beside-spark` only.
+topics). Long tests, and further ones of a kind, run only under `make beside-spark`.
 """
 
 from __future__ import annotations

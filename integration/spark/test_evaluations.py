@@ -1,4 +1,4 @@
-"""What we rely on in Spark's evaluation of a Python source: a canary for each new Spark."""
+"""Our assumptions about Spark's evaluation of a Python source: a canary for each new Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README's first paragraph says of Spark's own watermark, by Spark's own Kafka source."""
+"""The README's first paragraph on Spark's own watermark, by Spark's own Kafka source."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ROWS, SERIES, NOTE = 1_000_000, 500, 600
 """Events of the huge series, and of all others together; the bytes of a note."""
 
 LIMIT = 800 * 1024 * 1024
-"""What a question may take beyond the client that was opened; the events take 1.4 GB."""
+"""The memory that a question may take beyond the open client; the events take 1.4 GB."""
 
 BEGIN = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 
@@ -115,7 +115,7 @@ def test_a_question_needs_a_part_of_the_memory_of_a_store(store, question):
 
 
 def test_the_limit_is_one(store):
-    """What holds the whole answer exceeds it."""
+    """A holder of the whole answer exceeds it."""
     done = ask(store, "len(store.range_query().select_from())")
     assert done.returncode != 0
     assert "llo" in done.stderr  # malloc, bad_alloc, allocate

@@ -42,7 +42,7 @@ UNREACHABLE: Final = (
 
 
 class Failure(Exception):
-    """What `make audit` ends with."""
+    """The last line of `make audit`."""
 
 
 def list_requirements(project: Mapping[str, Any]) -> list[Requirement]:

@@ -1,6 +1,6 @@
 """The score of a run of mutmut in the working directory: which mutants lived, and how many died.
 
-Exits with 1 below 95 %. What lives on purpose is explained in `survivors.md`.
+Exits with 1 below 95 %. `survivors.md` explains the mutants that live on purpose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Hypothesis does under mutation; `make mutants` puts it into its working copy as conftest.py.
+"""Hypothesis' settings under mutation; `make mutants` puts it into its working copy as conftest.py.
 
 A mutant lives until every test has passed, so the examples are few, the same in each run, and a
 counterexample is not made smaller. Exact tests come first: they kill most, and at once.

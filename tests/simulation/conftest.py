@@ -1,4 +1,4 @@
-"""What a simulated death leaves open is closed in the test that it belongs to."""
+"""Each test closes the files that its simulated deaths leave open."""
 
 import gc
 import warnings

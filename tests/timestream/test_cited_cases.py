@@ -1,6 +1,6 @@
 """Cases that the inventors of punctuations test themselves, on our rules.
 
-Each test names its case by a letter and a number, which stay the same. Where the outcome is another
+Each test names its case by a letter and a number, which stay the same. If the outcome is another
 one, docs/explanation/differences.md says so.
 """
 

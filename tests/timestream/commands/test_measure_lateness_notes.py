@@ -1,4 +1,4 @@
-"""What a pass over a topic may hide is told, and a topic without times is refused."""
+"""A pass over a topic tells what it may hide, and refuses a topic without times."""
 
 import pytest
 from timestream.builders import at, options

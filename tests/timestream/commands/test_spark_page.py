@@ -1,6 +1,6 @@
 """Spark's own page names a query, and of a Python source what it reports; the how-to lists it.
 
-Where Spark begins to name more, these tests are red, and the page on watching can say so.
+If Spark begins to name more, these tests are red, and the page on watching can say so.
 """
 
 import json

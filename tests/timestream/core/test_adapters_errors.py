@@ -41,7 +41,7 @@ ENTRIES = (
 
 @hide_tracebacks
 class Adapter:
-    """What Spark calls."""
+    """An adapter that Spark calls."""
 
     def build(self, error: Exception) -> None:
         raise error
@@ -63,7 +63,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sent_to_the_driver(error: Exception, method: str = "build") -> str:
-    """What Spark's worker makes of `error`."""
+    """Spark's worker's text for `error`."""
     sent = io.BytesIO()
     try:
         list(getattr(Adapter(), method)(error) or ())

@@ -77,7 +77,7 @@ class Reader(HandingReader, SupportsTriggerAvailableNow):
 
 
 def plan(reader: Reader, end: int) -> tuple[int, list[int] | None]:
-    """What Spark's process answers to the planning of a batch: its flag, and the numbers."""
+    """The answer of Spark's process to the planning of a batch: its flag, and the numbers."""
     asked, answer = io.BytesIO(), io.BytesIO()
     for offset in ({"at": end - 1}, {"at": end}):
         text = json.dumps(offset).encode()

@@ -1,4 +1,4 @@
-"""What both packages share of conversions: a process of ours starts without pandas."""
+"""The packages' shared conversions: a process of ours starts without pandas."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""What Spark has planned for a batch, from the checkpoint (semantics 29.2 and 30.1)."""
+"""Spark's plan of a batch, from the checkpoint (semantics 29.2 and 30.1)."""
 
 import json
 import pickle

@@ -228,7 +228,7 @@ def test_one_impossible_date_does_not_slow_its_block(bad):
 
 
 def cpu_seconds(column):
-    """What reading the column takes at the least, by this thread's processor time."""
+    """The least time for reading the column, by this thread's processor time."""
     taken = []
     for _ in range(5):
         began = thread_time()
@@ -238,7 +238,7 @@ def cpu_seconds(column):
 
 
 def one(text, unit):
-    """What semantics 1.3 and 1.4 say of one text: digits are a number, else ISO-8601 or nothing."""
+    """Semantics 1.3 and 1.4 for one text: digits are a number, else ISO-8601 or nothing."""
     if text is None:
         return None
     bare = text.strip(" \t\r\n\f")

@@ -1,4 +1,4 @@
-"""What threads and forks share makes none of them wait for ever."""
+"""Objects shared by threads and forks make none of them wait for ever."""
 
 import os
 import threading

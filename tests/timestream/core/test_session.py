@@ -93,7 +93,7 @@ def test_a_format_that_a_server_does_not_find_is_to_be_installed_there(
 
 
 def import_in_a_new_process(statement: str, path: str, **environment: str) -> str:
-    """What a driver that only imports us is told, on stderr."""
+    """The warning on stderr for a driver that only imports us."""
     done = subprocess.run(
         [sys.executable, "-c", statement],
         env={"PATH": path, **environment}, capture_output=True, text=True, check=True,

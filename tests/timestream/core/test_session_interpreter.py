@@ -1,4 +1,4 @@
-"""Which Python Spark would start, and whether it has this package."""
+"""The Python that Spark would start, and whether it has this package."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `aggregate_windows` refuses before a query starts, and means of decimals."""
+"""Refusals of `aggregate_windows` before a query starts, and means of decimals."""
 
 from __future__ import annotations
 

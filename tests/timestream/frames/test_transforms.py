@@ -1,4 +1,4 @@
-"""What `advance_time` refuses, since Spark would lose rows by it or hold them back."""
+"""Refusals of `advance_time`: Spark would lose rows or hold them back."""
 
 import itertools
 import json

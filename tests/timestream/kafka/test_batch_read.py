@@ -14,7 +14,7 @@ from pyspark_timestream.kafka.task import run_task
 
 
 def bound(given, read_slice, starts, stops):
-    """What the task does where the partitions start and end like this when it runs."""
+    """The work of the task if the partitions start and end like this when it runs."""
     asked = {
         partition: starts[partition] for partition in select_partitions(read_slice, list(starts))
     }
@@ -29,7 +29,7 @@ def batch_tasks(given, starts, stops):
 
 
 def spans(plans):
-    """What each task delivers."""
+    """The rows of each task."""
     return [[task_range.offsets for task_range in plan.ranges] for plan in plans]
 
 

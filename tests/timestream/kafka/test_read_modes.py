@@ -82,7 +82,7 @@ def test_a_batch_read_has_no_use_for_the_pace_of_a_stream():
 
 
 def spans(plans):
-    """What each task delivers."""
+    """The rows of each task."""
     return [[partition_offset.offsets for partition_offset in plan.ranges] for plan in plans]
 
 

@@ -51,7 +51,7 @@ def lending(happened: list[str], read: Callable[..., Iterator[Any]]) -> Acquire:
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What has happened: a consumer was borrowed or given back, or the task has settled."""
+    """The log of events: a consumer was borrowed or given back, or the task has settled."""
     happened: list[str] = []
     monkeypatch.setattr(module, "freeze_objects", lambda: happened.append("settled"))
     return happened
@@ -74,7 +74,7 @@ def test_a_task_settles_when_its_consumer_is_back(done: list[str], is_batch: boo
 
 
 def test_a_task_that_failed_does_not_settle(done: list[str]) -> None:
-    # What an error holds on to would stay for good.
+    # Objects that an error holds would stay for good.
     def fails(*_: object) -> Iterator[Any]:
         raise ZeroDivisionError
 

@@ -572,7 +572,7 @@ def test_a_client_that_another_thread_gives_up_is_a_failed_delivery() -> None:
     one, client = producer()
 
     class GivenUp:
-        """What `direct` and `is_abandoned` are in turn when a flush elsewhere is abandoned."""
+        """`direct` and `is_abandoned` in turn when a flush elsewhere is abandoned."""
 
         is_abandoned = False
         direct: Any = None

@@ -1,4 +1,4 @@
-"""Which times a producer notes, and which client settings it takes."""
+"""The times that a producer notes, and the client settings that it takes."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

@@ -1,4 +1,4 @@
-"""What a partition notes for diagnosis, against a loop over records, and by any split."""
+"""A partition's notes for diagnosis, against a loop over records, and by any split."""
 
 import dataclasses
 

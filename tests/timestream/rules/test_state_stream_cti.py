@@ -1,4 +1,4 @@
-"""What tasks prove of the stream's CTI, against the minimum that a single reader would see."""
+"""The tasks' proofs of the stream's CTI, against the minimum that a single reader would see."""
 
 import numpy as np
 import pytest

@@ -77,7 +77,7 @@ def order(value: Any) -> Any:
 
 
 def add(function: str, values: Iterable[Any]) -> Any:
-    """What Spark makes of the values of a group, partial ones or those of rows."""
+    """Spark's results for the values of a group, partial ones or rows'."""
     there = [value for value in values if value is not None]
     if function == "count":
         return len(there)

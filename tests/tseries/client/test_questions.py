@@ -227,7 +227,7 @@ def test_series_counts_what_compaction_and_erasure_have_removed(tmp_path):
     assert store.verify() == []
     forget_stores()
     rebuild(str(tmp_path / "s"))
-    # What compaction has removed was an original, or an edit: nobody knows any more.
+    # Compaction has removed an original or an edit: nobody knows any more which.
     unknown = {"events": None, "edits": None, "first": None}
     rebuilt = TimeSeries.open(tmp_path / "s", "me").series().to_pylist()
     assert rebuilt == [{"series": "a", **unknown, "newest": at(9)}]

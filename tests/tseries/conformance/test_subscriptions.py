@@ -40,7 +40,7 @@ def test_b1_b2_b3_b4_what_a_subscriber_gets_first(store, number, text, expected)
 
 
 def test_b6_superseded_edits_do_not_count_toward_the_initial_events(tmp_path):
-    """Where Diffusion says nothing: the last of `latestEdits`, in which 2 is not."""
+    """Diffusion says nothing here: the last of `latestEdits`, without 2."""
     build(tmp_path)
     assert sequences(Client(tmp_path / "S1", parse_initial("limit 3")).poll()) == [0, 1, 3]
 

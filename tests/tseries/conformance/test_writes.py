@@ -70,7 +70,7 @@ def test_w1_the_first_event_has_sequence_0_the_time_of_the_commit_and_the_author
 
 
 def test_w5_without_a_timestamp_the_newest_one_is_taken_where_the_clock_is_behind_it(make):
-    """Where Diffusion contradicts itself: the append is not refused."""
+    """Diffusion contradicts itself here: the append is not refused."""
     series, future = make("limit 10"), datetime.now(UTC) + timedelta(days=365)
     assert series.append("s", 1.0, future).timestamp == future  # W6
     assert series.append("s", 2.0).timestamp == future

@@ -204,7 +204,7 @@ def poisoned(series, monkeypatch, ahead=64 * YEAR):
         set_clock(context, ahead, kernel=True)
         set_limits(context, idle_us=10**18)
         series.append("a", 2)
-        series.append("c", 3, datetime(2090, 1, 1, tzinfo=UTC))  # That is what it says.
+        series.append("c", 3, datetime(2090, 1, 1, tzinfo=UTC))  # It names its time.
         series.append("c", 4)
         series.edit("a", 1, 5)
         series.append("b", 2, datetime(2090, 6, 1, tzinfo=UTC))

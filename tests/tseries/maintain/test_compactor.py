@@ -395,7 +395,7 @@ def rows(generator, count, names):
 
 
 def spied_ranges(monkeypatch):
-    """What each key range took of memory, and the size of its rows, as they come."""
+    """The memory of each key range, and the size of its rows, as they come."""
     read, seen = compactor.Merge._read_range, []
 
     def spy(merge, *given):

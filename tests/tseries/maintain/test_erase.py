@@ -296,7 +296,7 @@ def test_a_record_of_another_version_is_refused_by_name(path):
 
 
 def test_bytes_go_from_checkpoints_of_the_log_too(path, monkeypatch):
-    """Where a tool has taken the property away, OPTIMIZE puts bounds of values into the log."""
+    """If a tool has taken the property away, OPTIMIZE puts bounds of values into the log."""
     monkeypatch.setattr("pyspark_tseries.model.properties.READERS_PROPERTIES", {})
     series = new(path)
     for number in range(12):

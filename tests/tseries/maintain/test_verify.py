@@ -124,7 +124,7 @@ def test_a_head_that_differs_from_the_events_is_named_by_column():
 def test_only_what_was_out_of_range_at_the_horizon_may_be_missing(retained, horizon, sound):
     rows = [row for row in SOUND if row[:2] != ("a", 0)]
     trimming = CompactionHorizon(horizon, RetainedRange(**retained))
-    # What is left of the series says where it stood: with 0 gone its last 10 us reach to 1.
+    # The rest of the series says where it stood: with 0 gone its last 10 us reach to 1.
     said = list(map(str, find_violations(events(rows), head_of(SOUND), trimming)))
     assert (said == []) == sound
 

@@ -150,7 +150,7 @@ def everything(path, commits=None):
 
 
 def contents(path):
-    """What a store holds: to any Delta reader, and to a query of now and of an earlier commit."""
+    """A store's contents: for any Delta reader, and for a query of now and of an earlier commit."""
     forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     return (
@@ -292,7 +292,7 @@ def attempt(act):
 
 
 def timeless(path):
-    """What a store answers, without the times and commits of what happened."""
+    """A store's answers, without times and commits."""
     answers = everything(path, -1)
     vague = {"timestamp", "original_timestamp", "edit_timestamp", "commit", "commit_time"}
     vague |= {"erased_at", "erasure"}

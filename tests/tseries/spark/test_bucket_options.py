@@ -32,7 +32,7 @@ def small_tasks(monkeypatch):
 
 
 def read(path, **options):
-    """What the tasks of a read give, in the order of tasks, and how many tasks there were."""
+    """The rows of a read, in the order of tasks, and the number of tasks."""
     source = DefaultSource({"path": path, **options})
     schema = source.schema()
     reader = source.reader(schema)

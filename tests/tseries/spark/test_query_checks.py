@@ -25,7 +25,7 @@ QUERY = "tseries:q:5fd2"
 
 
 def go(checkpoint, store, batch, **more):
-    """What a commit does: check, store the batch (which is of no interest here), remember."""
+    """The steps of a commit: check, store the batch (which does not matter here), remember."""
     check_in_commit(checkpoint, store, (QUERY, batch), **more)
     remember_commit(checkpoint, store, batch)
 

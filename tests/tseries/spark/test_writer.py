@@ -1,4 +1,4 @@
-"""What a write refuses before any task of it starts, and what it does after its commit."""
+"""Refusals of a write before any of its tasks starts, and its work after the commit."""
 
 import time
 

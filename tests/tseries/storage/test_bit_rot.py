@@ -72,7 +72,7 @@ def only_file(path):
 
 
 def content(store, file, row_filter=ALL_ROWS, columns=None):
-    """What a query reads of a file, in a process that has never seen it."""
+    """A query's rows of a file, in a process that has never seen it."""
     FOOTER_CACHE.clear()
     schema = query_schema(store.values)
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])

@@ -1,4 +1,4 @@
-"""What was acknowledged outlives a power loss; what was torn is said by name, and mended."""
+"""Acknowledged events survive a power loss; torn files are named, and mended."""
 
 import errno
 import os
@@ -80,7 +80,7 @@ class Machine:
 
     def submit(self, write, *given):
         """Takes the place of the thread that writes checkpoints."""
-        if write is not int:  # That is a call that waits for all others.
+        if write is not int:  # This call waits for all others.
             self.due.append((self.moments + self.wait, write, given))
             self.write_due()
         done = Future()

@@ -83,7 +83,7 @@ REAL = pq.ParquetFile
 
 @pytest.fixture
 def watched(monkeypatch):
-    """What is read: file, row groups, columns."""
+    """Reads: file, row groups, columns."""
     seen = []
 
     class Watched(REAL):

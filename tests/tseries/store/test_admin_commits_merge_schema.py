@@ -20,7 +20,7 @@ NOTE = pa.field("note", pa.string())
 
 
 def write(path, schema, **options):
-    """What the driver does before the tasks of a write."""
+    """The driver's work before the tasks of a write."""
     source = DefaultSource({"path": str(path), **options})
     columns = StructType()
     for column in schema.split(", "):

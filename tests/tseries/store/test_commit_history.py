@@ -326,7 +326,7 @@ def tear_commit(path, version):
 
 
 def test_subscriber_goes_on_after_a_repair_that_gave_commits_up(tmp_path):
-    """What is lost is reported by the repair, and its numbers are not used again (26.2)."""
+    """The repair reports the losses, and their numbers are not used again (26.2)."""
     client = fork(tmp_path)
     tear_commit(tmp_path / "s", 7)
     forget_stores()

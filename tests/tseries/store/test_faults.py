@@ -1,4 +1,4 @@
-"""What goes wrong around a store loses nothing, doubles nothing, and is said so."""
+"""Faults around a store lose nothing, double nothing, and are named."""
 
 import os
 import shutil

@@ -66,7 +66,7 @@ def path(model_store, tmp_path):
 
 
 def contents(path):
-    """What queries say of every series."""
+    """The answers of queries for every series."""
     series = opened(path)
     found = {}
     query = series.range_query()

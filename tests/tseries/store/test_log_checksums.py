@@ -56,7 +56,7 @@ def entry(path, version):
 
 
 def answers(path):
-    """What a process that has never seen the store reads."""
+    """The rows for a process that has never seen the store."""
     forget_stores()
     series = TimeSeries.open(path, "me", auto_compact=False)
     return [series.range_query().select_from(name).to_arrow() for name in "abc"]

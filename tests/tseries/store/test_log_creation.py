@@ -112,7 +112,7 @@ def test_creation_in_a_table_whose_vacuum_would_remove_the_store_is_refused(path
 
 
 def test_a_store_that_another_writer_has_just_created_and_filled_is_taken(path):
-    """Whoever lost the race to create it finds files of data, and a log."""
+    """The loser of the race to create it finds files of data, and a log."""
     location = Store.open(str(path)).location
     create_table(location, pa.schema([VALUE]), {})
     assert len(stored(path)) == 8

@@ -1,4 +1,4 @@
-"""What an open store remembers is never older than what other processes have committed."""
+"""The memory of an open store is never older than the commits of other processes."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ def test_snapshot_is_kept_until_the_log_grows(tmp_path, monkeypatch):
 
 
 def in_new_process(path, lines):
-    """What code in a process that knows nothing of the store says at its end, as JSON."""
+    """The last output, as JSON, of code in a process that knows nothing of the store."""
     code = [
         "import json, sys",
         "from pyspark_tseries import TimeSeries",

@@ -1,4 +1,4 @@
-"""What the store promises about one commit: whole, once, numbered, counted, readable by others."""
+"""The store's promises about one commit: whole, once, numbered, counted, readable by others."""
 
 import json
 import shutil

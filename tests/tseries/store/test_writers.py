@@ -111,7 +111,7 @@ def test_the_id_of_the_last_commit_is_that_of_its_number(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("token", [None, ("q", 0)])
 def test_a_commit_links_to_no_head_that_it_was_not_made_for(tmp_path, token):
-    """Whoever brings the log up to date after the head was compared: a thread or a signal."""
+    """A thread or a signal brings the log up to date after the head was compared."""
     other = rival(new_store(tmp_path / "s"))
 
     def meet():

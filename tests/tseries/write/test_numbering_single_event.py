@@ -75,7 +75,7 @@ SETTINGS = st.sampled_from(["unlimited", "last"]).map(
 
 
 def prepare(batch, context):
-    """What a batch makes of a store: its files, the next head and index, and what it numbered."""
+    """The effects of a batch on a store: its files, the next head and index, and its numbers."""
     try:
         made = batch.prepare(context)
     except TseriesError as error:

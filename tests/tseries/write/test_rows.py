@@ -1,4 +1,4 @@
-"""Which columns a DataFrame must have, and what is refused before anything is written."""
+"""The columns that a DataFrame must have, and refusals before anything is written."""
 
 import pyarrow as pa
 import pytest

@@ -78,7 +78,7 @@ def left(location):
 
 
 def events(location, attempt):
-    """What the files of an attempt hold, by kind, in (series, sequence) order."""
+    """The rows in the files of an attempt, by kind, in (series, sequence) order."""
     found = []
     for file in attempt.written:
         rows = pq.read_table(location.file(file.path), partitioning=None)
@@ -107,14 +107,14 @@ SETTINGS = StoreSettings(RetainedRange(limit=4))
 
 
 def outcome(location, given, head_id, index, snapshot):
-    """What becomes of a batch: its events, counts and head, or its error."""
+    """The result of a batch: its events, counts and head, or its error."""
     new_id = 10_000 + next(own_numbers)
     try:
         attempt = given.prepare(
             CommitContext(location, head_id, index, NOW, new_id, SETTINGS, snapshot)
         )
     except (UpdateFailed, NoSuchEvent, PermissionDenied) as error:
-        return type(error)  # Which of several such rows it names may be another one.
+        return type(error)  # It may name another one of several such rows.
     note = attempt.index.metadata
     counts = (note.commit, note.commit_us, note.rows, note.dropped, note.adjusted)
     examples = note.last_dropped, note.last_adjusted

@@ -55,7 +55,7 @@ def test_a_long_log_is_not_listed_again_for_each_batch_that_comes_and_each_that_
         (tmp_path / "offsets" / str(number - 15)).unlink()
         assert not follower.read()
     assert len(listed) == 1
-    # What comes after a gap is seen when all are listed, which is soon, and at once without a last.
+    # Entries after a gap are seen when all are listed, which is soon, and at once without a last.
     write(tmp_path, moments[26:27])
     monkeypatch.setattr(follow.time, "monotonic", lambda: time.perf_counter() + 10**9)
     assert follower.read()

@@ -1,4 +1,4 @@
-"""What is shown of a query follows its checkpoint, however that is read, and stays bounded."""
+"""The view of a query follows its checkpoint, for any order of reads, and stays bounded."""
 
 import errno
 import json

@@ -93,7 +93,7 @@ def test_the_last_reason_of_a_broker_counts_for_as_long_as_it_is_recent(
     log.note_error(KafkaError._AUTHENTICATION, "no token")
     clock.now_s += 60
     assert [each.reason for each in log.recent_failures(61).values()] == [REFUSED, "no token"]
-    # What is about no broker is told once.
+    # A line about no broker is told once.
     assert [each.reason for each in log.recent_failures(59).values()] == ["no token"]
     clock.now_s += 900
     assert log.recent_failures(59) == {}

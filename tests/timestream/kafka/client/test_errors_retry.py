@@ -23,7 +23,7 @@ KAFKA_4_3 = {
     "ELECTION_NOT_NEEDED": 84, "UNSTABLE_OFFSET_COMMIT": 88, "THROTTLING_QUOTA_EXCEEDED": 89,
     "UNKNOWN_TOPIC_ID": 100, "INCONSISTENT_TOPIC_ID": 103, "FETCH_SESSION_TOPIC_ID_ERROR": 106,
 }  # fmt: skip
-"""What has a `RetriableException` in `Errors` of kafka-clients 4.3.0, but for share groups."""
+"""Codes with a `RetriableException` in `Errors` of kafka-clients 4.3.0, but for share groups."""
 
 
 @pytest.mark.parametrize("name", KAFKA_4_3)

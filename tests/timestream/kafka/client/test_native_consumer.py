@@ -30,7 +30,7 @@ EVERYTHING = ColumnSet(True, True, True, True)
 
 
 class Sent(NamedTuple):
-    """What the queue has: a record, or an error where `code` is not 0."""
+    """An entry of the queue: a record, or an error if `code` is not 0."""
 
     offset: int
     key: bytes | None = None

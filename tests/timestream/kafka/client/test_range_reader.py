@@ -179,7 +179,7 @@ def test_missing_rights_are_an_error() -> None:
 # -- leaders that change -----------------------------------------------------------------------
 
 BEHIND = (0, 12)
-"""What a broker says of the partition that no longer leads it, or not yet."""
+"""The answer of a broker that no longer leads the partition, or not yet."""
 REFUSED = PollResult(None, 18, (lost(18),))
 
 
@@ -250,7 +250,7 @@ def waiting(clock: Clock, *problems: ConsumerError) -> Iterator[PollResult]:
 
 
 class Complaints(ClientLog):
-    """What a client says of a broker, all the time."""
+    """The error that a client repeats about a broker."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__({})
@@ -393,7 +393,7 @@ def test_state_refused_as_too_long_is_replaced_by_its_length(clock) -> None:
         assert group.left[long][0] == offset
         left = json.loads(group.left[long][1])
         assert (left["for"], left["length"]) == ("k", len(packed(500)))
-    # What was refused is not asked for again at once, but a minute later.
+    # A refused request is repeated not at once, but a minute later.
     assert [max(sizes.values()) > 200 for sizes in group.commits] == [True, False, False]
     clock.wait(61)
     reader.commit_clocks({long: CommittedClock(9, packed(500))})

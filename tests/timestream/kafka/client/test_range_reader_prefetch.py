@@ -291,11 +291,11 @@ def test_a_slow_first_connection_serves_the_next_batch(monkeypatch: pytest.Monke
     fetcher.queue = [Said(part(number), at) for at in range(9) for number in range(2)]
     assert reader.read(spans, ColumnSet()).keys() == set(spans)
     assert (fetcher.state, fetcher.queue) == ("at rest", [])
-    # What was of use once knows a cluster that may have changed since.
+    # A client that was used before knows a cluster that may have changed since.
     assert reader.read(spans, ColumnSet()) == {}
     assert fetcher.state == "closed"
     fetchers = len(made)
-    # What has met an error is closed at once.
+    # A client that has met an error is closed at once.
     reader.read(spans, ColumnSet())
     assert len(made) == fetchers + 1
     made[-1].queue = [Said(part(0), -1, KafkaError._AUTO_OFFSET_RESET)]

@@ -17,7 +17,7 @@ KINDS = {name: kind for name, (kind, _) in COLUMNS.items()}
 
 
 def found(text, **columns):
-    """Which rows a condition is true for."""
+    """The rows that meet a condition."""
     table = pa.table(columns)
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     condition = pickle.loads(pickle.dumps(resolve_condition(WHERE.parse(text), kinds, {})))

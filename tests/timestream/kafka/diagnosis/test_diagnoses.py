@@ -29,7 +29,7 @@ def restored(warnings):
 
 
 def said(*looks):
-    """What is logged at each of some looks, which find these."""
+    """The log of some looks that find these."""
     warnings, log = (), []
     for diagnoses in looks:
         after = update_warnings(warnings, diagnoses)

@@ -1,4 +1,4 @@
-"""What a stream has counted lately: wrong data is told soon, however much was well before."""
+"""Recent counts of a stream: wrong data is told soon, even after much good data."""
 
 import itertools
 from dataclasses import replace
@@ -35,7 +35,7 @@ def stands(**shares):
 
 
 def told(*courses):
-    """What is found after batches that leave partition 0 at each of `courses` in turn."""
+    """The mistakes found after batches that leave partition 0 at each of `courses` in turn."""
     recent, kinds = RecentCounts(), []
     for before, now in itertools.pairwise(courses):
         recent = update_counts(recent, {at(0): before}, {at(0): now})

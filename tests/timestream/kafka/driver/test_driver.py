@@ -1000,7 +1000,7 @@ def test_stream_without_ctis_is_not_reread_and_warns_about_counts():
     broker.log[at(0)] = (0, 9)
     assert run.plan() == {0: (5, 9)}
     assert told(run) == ["records that are not counted"]
-    # What is cut leaves nothing, which docs/how-to/idle-partitions.md says.
+    # Cut ranges leave nothing, as docs/how-to/idle-partitions.md says.
     run = Driven(FakeBroker(p0=(0, 5)), minPartitions="2")
     run.plan()
     run.plan()

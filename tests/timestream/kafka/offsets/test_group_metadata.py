@@ -49,7 +49,7 @@ def state_in(metadata, offset=OFFSET, partition=PART):
 
 def test_state_of_the_same_range_and_start_is_accepted():
     assert decode_group_metadata(OFFSET, PART, LEFT) == GroupMetadata(END)
-    # What the offset says besides has no influence on the clock.
+    # The offset's other entries have no influence on the clock.
     assert state_in(LEFT, replace(OFFSET, starts=9, tasks=4, stream="copy")) == END
 
 
@@ -87,7 +87,7 @@ def test_metadata_of_another_stream_names_that_stream():
     other = replace(changed(start_inclusive=6), stream="0123456789abcdef")
     left = encode_group_metadata(other, PART, END)
     assert decode_group_metadata(OFFSET, PART, left) == GroupMetadata(other_stream="01234567")
-    # What this stream left of another batch says nothing of others.
+    # This stream's text of another batch says nothing of others.
     older = encode_group_metadata(changed(start_inclusive=6), PART, END)
     assert decode_group_metadata(OFFSET, PART, older) == GroupMetadata()
 

@@ -284,7 +284,7 @@ def test_bounded_runs_end_with_one_closing_batch_and_one_final_cti(policy, how, 
     assert query.ctis.count(FINAL_US) == 1
     assert query.ctis[-1] == FINAL_US
     assert not query.batch()
-    # What came after the run began is not read by it; another run is refused.
+    # The run does not read records that came after its start; another run is refused.
     assert sum(s.end_exclusive for s in query.offset().ranges()) == sum(map(len, log))
     query.start(bounded=data.draw(st.booleans()))
     with pytest.raises(CheckpointMismatch, match="its final CTI promised"):

@@ -162,7 +162,7 @@ def test_quiet_imported_partition_holds_back_until_idle_timeout():
     assert run.update() == (12, {1})
     broker.logs[at(1, "fast")] += [7, 20]
     assert run.update() == (12, set())
-    # What came too late for the topic's CTI does not take it back.
+    # A mark that came too late for the topic's CTI does not take it back.
     assert run.imported.partitions[at(1, "fast")].clock.cti_us == 20_000
     broker.logs[at(0, "fast")] += [30]
     assert run.update() == (20, set())

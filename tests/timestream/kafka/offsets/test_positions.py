@@ -16,7 +16,7 @@ def starts(**raw):
 
 
 def starts_at(found, **raw):
-    """Where a query starts when the broker answers `found` to the timestamps it asks for."""
+    """A query's start when the broker answers `found` to the timestamps it asks for."""
     asked = {}
 
     def answer(instants_ms):

@@ -137,7 +137,7 @@ def test_latest_is_the_default_of_a_readers_schema(side):
 
 
 REFUSED = [
-    # What the format does not use.
+    # Options that the format does not use.
     ({"framing": "confluent"}, "framing", "'binary'"),
     ({"schema": LONG}, "schema", "'binary'"),
     ({"message": "a.B"}, "message", "'binary'"),
@@ -152,7 +152,7 @@ REFUSED = [
         "reader_schema",
         "'protobuf'",
     ),
-    # What a registry is missing for.
+    # Options that lack a registry.
     ({"format": "avro", "schema": LONG, "subject": "s"}, "subject", "without a registry"),
     (
         {"format": "avro", "schema": LONG, "reader_schema": "latest"},

@@ -1,4 +1,4 @@
-"""What a place has written, and what follows for the next attempt (semantics 29.3 and 29.4)."""
+"""The rows that a place has written, and the next attempt (semantics 29.3 and 29.4)."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""What a write is checked for before any task, without a broker (semantics 29.1)."""
+"""The checks of a write before any task, without a broker (semantics 29.1)."""
 
 import pickle
 from pathlib import Path

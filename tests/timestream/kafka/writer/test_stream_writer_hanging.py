@@ -34,7 +34,7 @@ TASK = Owner.of(OPTIONS, "q", 0)
 
 
 class Cluster:
-    """What is committed, and the calls that hang: (method, whether it has its effect) by number."""
+    """Committed records, and the calls that hang: (method, whether it has an effect) by number."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -229,7 +229,7 @@ def test_a_call_that_never_returns_again_and_again_fails_the_batch_by_name_in_ti
 
 
 def lost_coordinator() -> KafkaError:
-    """What a broker that has just started lets a transaction end with."""
+    """The errors that end a transaction at a broker that has just started."""
     return KafkaError(KafkaError.NOT_COORDINATOR, "Not coordinator", False, False, True)
 
 

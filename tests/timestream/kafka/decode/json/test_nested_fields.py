@@ -65,7 +65,7 @@ def test_nested_fields_are_the_same_alone_and_beside_any_others(fields, values):
 
 
 def walk(text, path):
-    """What json.loads shows at the path, and whether something there is not an object."""
+    """The value of json.loads at the path, and whether something there is not an object."""
     value = json.loads(text)
     for name in path:
         if value is None:
@@ -191,7 +191,7 @@ TS_MS = [("ts_ms", pa.int64())]
          [[("payload", pa.struct([("after", AFTER), *TS_MS]))]]),
         ([("payload", pa.struct([("ts_ms", pa.int64())]))], ("payload.ts_ms",),
          [[("payload", pa.struct([("ts_ms", pa.int64())]))]]),
-        # What contradicts another field is read again.
+        # A field that contradicts another one is read again.
         ([("payload", pa.struct([("ts_ms", pa.float64())]))], ("payload.ts_ms",),
          [[("payload", pa.struct([("ts_ms", pa.float64())]))],
           [("payload", pa.struct([("ts_ms", pa.int64())]))]]),

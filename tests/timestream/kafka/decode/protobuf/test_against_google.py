@@ -94,7 +94,7 @@ def read(schema, columns, payloads):
 
 
 def expect_row(schema, columns, payload):
-    """What Google's library reads of one payload."""
+    """The values that Google's library reads from one payload."""
     if payload is None:
         return FINE, [None] * len(columns)
     parsed = schema.parse(payload)
