@@ -518,7 +518,7 @@ def _list_files_at(location: Location, version: int) -> dict[str, DataFile]:
 
 
 def revert_changes(store: Store, revert: Revert, copies: Sequence[tuple[str, str]]) -> None:
-    """Commit the actions of `revert`; raise StoreBusy if the store has changed since it was read."""
+    """Commit the actions of `revert`; raise StoreBusy if the store has changed since the read."""
     location = store.location
     now_ms = time.time_ns() // 1_000_000
     for path, copy in copies:
