@@ -529,7 +529,7 @@ class ReadOptions(_Located):
             "the columns of buckets: `COLUMN FUNCTION`, or `NAME = COLUMN FUNCTION`, separated by "
             "commas, such as `celsius mean, hottest = celsius max, n = count`; functions are "
             "`mean`, `min`, `max`, `sum`, `count`, `first`, `last`, `median`, "
-            "`time_weighted_mean` and quantiles such as `0.95`; only `count` counts events"
+            "`time_weighted_mean` and quantiles such as `0.95`; a bare `count` counts events"
         ),
         needs=("every",),
     )

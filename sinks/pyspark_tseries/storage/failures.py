@@ -45,7 +45,7 @@ _NEXT_STEPS: Final = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.EISDIR: "remove that directory, then do it again",
     errno.ELOOP: "remove the symbolic link that leads back to itself, then do it again",
-    errno.ENOTDIR: "choose a path that is a directory, in directories",
+    errno.ENOTDIR: "choose a path made only of directories",
     errno.EBUSY: "end what uses the file, then do it again",
     **dict.fromkeys(_AWAY, "bring the mount or its server back, then do it again"),
     **dict.fromkeys(_FULL, ""),
