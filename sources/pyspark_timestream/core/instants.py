@@ -229,12 +229,12 @@ def parse_duration(text: str) -> int:
         raise ValueError("an empty text is not a duration")
     while remaining:
         component = _DURATION_PART.match(remaining)
-        unit = component and (
-            _US_BY_UNIT_WORD.get(component[2])
-            or _US_BY_UNIT_WORD.get(component[2].removesuffix("s"))
-        )
-        if not component or not unit:
-            raise ValueError(f"{text!r} is not a duration such as '5 seconds' or '-1 tick'")
+        if not component:
+            raise ValueError(f"{text!r} is not made of numbers with units, such as '5 seconds'")
+        word = component[2]
+        unit = _US_BY_UNIT_WORD.get(word) or _US_BY_UNIT_WORD.get(word.removesuffix("s"))
+        if not unit:
+            raise ValueError(f"{word!r} is not a unit such as 'ms', 'seconds', 'minutes' or 'days'")
         total += Fraction(component[1]) * unit
         remaining = remaining[component.end() :]
     if total.denominator != 1:

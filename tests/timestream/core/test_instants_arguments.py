@@ -22,6 +22,7 @@ from pyspark_timestream import (
     measure_lateness,
     shift_time,
 )
+from pyspark_timestream.core.instants import parse_duration
 from pyspark_tseries import correct_late
 
 NOTHING: Any = None
@@ -106,3 +107,18 @@ def test_what_is_no_port_is_refused_with_the_next_step() -> None:
 
 def test_whole_numbers_of_numpy_are_accepted() -> None:
     TimeMetrics(max_partitions=np.int64(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("5 minuets", "'minuets' is not a unit such as 'ms', 'seconds'"),
+        ("1 month", "'month' is not a unit"),
+        ("5", "'5' is not made of numbers with units, such as '5 seconds'"),
+        ("PT5M", "'PT5M' is not made of numbers with units"),
+        ("5 minutes 7", "'5 minutes 7' is not made of numbers with units"),
+    ],
+)
+def test_a_text_that_is_no_duration_is_told_what_is_wrong_with_it(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_duration(text)
