@@ -569,8 +569,10 @@ def check_in_commit(
             )
         if is_empty:
             with store.commit_lock() as log:
-                # Batches are numbered from 0: -1 marks the query before its first batch.
-                log.add(NewEntry((), {name: -1}), synced=synced)
+                # Another driver of the query may have stored a batch since.
+                if store.transaction(name) is None:
+                    # Batches are numbered from 0: -1 marks the query before its first batch.
+                    log.add(NewEntry((), {name: -1}), synced=synced)
 
 
 def _check_history(recorded: CheckpointStore, store: Store, token: tuple[str, int]) -> None:

@@ -6,10 +6,10 @@ import os
 import pathlib
 import shutil
 
-import pyarrow as pa
 import pytest
+from tseries.builders import VALUE, batch
 
-from pyspark_tseries.errors import StorageFailed, StoreMismatch
+from pyspark_tseries.errors import ReplayDiffers, StorageFailed, StoreMismatch
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.model.ranges import UNLIMITED
 from pyspark_tseries.spark.query_checks import (
@@ -31,7 +31,7 @@ def go(checkpoint, store, batch, **more):
 
 
 def make(path):
-    return Store.create(str(path), [pa.field("value", pa.int64())], UNLIMITED)
+    return Store.create(str(path), [VALUE], UNLIMITED)
 
 
 @pytest.fixture
@@ -108,6 +108,22 @@ def test_mark_of_an_empty_first_batch_does_not_count_as_the_batch(tmp_path):
     assert store.log.version() == 1
     check_in_commit(None, store, (QUERY, 0), is_empty=True)
     assert Store.open(store.location).log.version() == 1
+
+
+def test_mark_of_an_empty_first_batch_leaves_what_another_driver_has_stored(tmp_path, monkeypatch):
+    store, lock = make(tmp_path / "a"), Store.commit_lock
+    row = batch(("a", 1, 5), token=(QUERY, 1))
+
+    def late_lock(self, **more):
+        monkeypatch.setattr(Store, "commit_lock", lock)
+        store.append(row)
+        return lock(self, **more)
+
+    monkeypatch.setattr(Store, "commit_lock", late_lock)
+    check_in_commit(None, store, (QUERY, 0), is_empty=True)
+    assert store.append(row) is None, "the batch is there already"
+    with pytest.raises(ReplayDiffers):
+        store.has_batch((QUERY, 0), None)
 
 
 def test_a_first_batch_with_rows_costs_no_commit_of_its_own(tmp_path, checkpoint):
