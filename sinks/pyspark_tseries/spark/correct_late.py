@@ -669,6 +669,8 @@ class _Outpaced(Exception):
 class _StillUndecided:
     """The condition that nobody else has decided a batch, and all its windows are still ready.
 
+    With `is_alone` no other query may have corrected the store either.
+
     Another driver may decide meanwhile that the batch has no windows to correct, and write its
     file without a commit. Before its next batch it looks at the store again. If this commit is
     there, it takes it. If not, the store is still as it is here: these windows are ready for its
@@ -680,15 +682,27 @@ class _StillUndecided:
     number: int
     windows: pa.Table
     rules: WindowRules
+    is_alone: bool
 
     def check(self, context: CommitContext) -> None:
         """Raise _Outpaced if it does not hold."""
+        if self.is_alone and _find_others(self.store, self.files.query):
+            raise _Outpaced
         bounds = _find_bounds(context.index, self.rules)
         ready = _divide(self.windows, self.rules, *bounds).ready
         is_ready = ready.num_rows == self.windows.num_rows
         is_last = LateFiles.of(self.store, self.files.query) == self.files
         if not is_ready or not is_last or self.files.newest() >= self.number:
             raise _Outpaced
+
+
+def _find_others(store: Store, query: str) -> list[str]:
+    """Return the other queries with corrections in the store that are not withdrawn."""
+    return [
+        name
+        for name, batch in list_correctors(store).items()
+        if name != query and batch > read_withdrawn(store.location, name)
+    ]
 
 
 def _find_bounds(index: SeriesIndex, rules: WindowRules) -> tuple[int | None, int | None]:
@@ -796,8 +810,9 @@ class _Corrector:
         self, store: Store, files: LateFiles, number: int, step: WindowStep, note: LateNote
     ) -> None:
         """Commit the windows that are ready, once the file of the waiting ones is written."""
-        others, is_new = self._find_others(store, files.query), files.commit is None
-        if is_new and others and not self.rules.beside_others:
+        others, is_new = _find_others(store, files.query), files.commit is None
+        is_alone = is_new and not self.rules.beside_others
+        if is_alone and others:
             raise UpdateFailed(
                 f"query {others[0]} has already corrected the store '{self.location.root}', and "
                 "this one has not: with a new or deleted checkpoint it counts late rows again",
@@ -812,7 +827,7 @@ class _Corrector:
             self.rules,
             store.values,
             token=(f"{LATE_TOKEN}{files.query}", number),
-            condition=_StillUndecided(store, files, number, step.ready, self.rules),
+            condition=_StillUndecided(store, files, number, step.ready, self.rules, is_alone),
             is_first=is_first,
         )
         after = dataclasses.replace(files, commit=(number, corrections.digest))
@@ -823,13 +838,6 @@ class _Corrector:
         if corrections.erased is not None:
             self._warn_left_out(corrections.erased, "was erased, or may have been")
         maintain_after_commit(store)
-
-    def _find_others(self, store: Store, query: str) -> list[str]:
-        return [
-            name
-            for name, batch in list_correctors(store).items()
-            if name != query and batch > read_withdrawn(self.location, name)
-        ]
 
     def _refuse_withdrawn(self, query: str) -> None:
         if read_withdrawn(self.location, query) >= 0:

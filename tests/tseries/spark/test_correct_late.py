@@ -546,6 +546,21 @@ def test_new_checkpoint_is_refused_where_another_query_has_corrected(tmp_path):
     assert in_force(path)["a", 0][0] == 5
 
 
+def test_of_the_first_corrections_of_two_queries_at_once_one_is_refused(tmp_path, monkeypatch):
+    path, append = tmp_path / "s", Store.append
+    Main(path).write([("a", 0, 5)], 0)
+
+    def append_after_another(self, batch, *args, **named):
+        monkeypatch.setattr(Store, "append", append)
+        plan(path).correct(windows([("a", 0, 2)]), "q", 0)
+        return append(self, batch, *args, **named)
+
+    monkeypatch.setattr(Store, "append", append_after_another)
+    with pytest.raises(UpdateFailed, match="query q has already corrected"):
+        plan(path).correct(windows([("a", 0, 2)]), "new", 0)
+    assert in_force(path)["a", 0] == (2, 2, 5, 10)
+
+
 def test_query_that_has_corrected_nothing_does_not_refuse_a_new_one(tmp_path):
     path = tmp_path / "s"
     Main(path).write([("a", 0, 5)], 0)
