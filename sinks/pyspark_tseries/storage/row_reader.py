@@ -414,6 +414,9 @@ JOBS_PER_THREAD: Final = 4
 FEW_ROWS: Final = 4
 """If at most one of this many rows is needed, read texts as dictionaries, and only decode those."""
 
+FEW_TEXTS: Final = 2_000
+"""Up to this many texts are decoded sooner than the file is opened again for its dictionaries."""
+
 CPU_COUNT: Final = os.cpu_count() or 1
 MAX_REMOTE_READS: Final = 16
 """Read this many files of an object store at once."""
@@ -741,7 +744,7 @@ def _read_piece(
         groups, needed_of_groups = _select_groups(piece.groups, sizes, needed)
     fixed = _constant_columns(piece.footer, groups, schema.names)
     read_now = [name for name in schema.names if name not in {*columns, *fixed}]
-    if count * FEW_ROWS < total:
+    if count * FEW_ROWS < total and total > FEW_TEXTS:
         types = pa.string(), pa.binary()
         encoded.update(field.name for field in schema if field.type in types)
     kept = [name for name in columns if name in schema.names and name not in fixed]
