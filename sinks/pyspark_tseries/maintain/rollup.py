@@ -479,22 +479,24 @@ class _RollupRun:
     def _next_starts(self, names: Sequence[str]) -> Int64Array:
         """Return where the next bucket of each series begins; NEVER_US if the rollup has none."""
         newest = self._target_index.lookup(names)["original_us"]
-        has = newest != NEVER_US
+        has_buckets = newest != NEVER_US
         starts = np.full(len(names), NEVER_US, np.int64)
-        starts[has] = self._buckets.ends(self._buckets.starts(newest[has]))
+        starts[has_buckets] = self._buckets.ends(self._buckets.starts(newest[has_buckets]))
         return starts
 
     def _find_pending(self, names: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return, by series with buckets to add, where the first begins and the last ends."""
         states = self._index.lookup(names)
+        # A bucket is complete once its series' newest original, or the CTI, lies in a later one.
         reach = np.maximum(states["original_us"], self._index.cti_us)
         lows = self._next_starts(names)
         has_events = (states["original_us"] != NEVER_US) & (states["last_sequence"] >= 0)
         first_us = states["first_us"]
+        # Where the index does not know a series' first time, begin at the earliest of all files.
         oldest_us = min((file.min_us for file in self._snapshot.files), default=0)
         first_us = np.where(first_us == NEVER_US, oldest_us, first_us)
-        new = has_events & (lows == NEVER_US)
-        lows[new] = self._buckets.starts(first_us[new])
+        lacks_buckets = has_events & (lows == NEVER_US)
+        lows[lacks_buckets] = self._buckets.starts(first_us[lacks_buckets])
         highs = lows.copy()
         highs[has_events] = self._buckets.starts(reach[has_events])
         rows = np.flatnonzero(has_events & (highs > lows))
@@ -631,6 +633,7 @@ class _RollupRun:
         for file in self._snapshot.files:
             ends = max(file.min_us, low), min(file.max_us, high - 1)
             if ends[0] <= ends[1] and group.overlaps(file.first, file.last):
+                # As if the rows of a file were spread evenly over its times.
                 events += file.rows * (ends[1] - ends[0] + 1) / (file.max_us - file.min_us + 1)
                 first_us, last_us = min(first_us, ends[0]), max(last_us, ends[1])
         count = int(events // MAX_EVENTS_AT_ONCE) + 1

@@ -99,19 +99,20 @@ class Buckets:
         """Return the end of each bucket, exclusive, from its start."""
         if self.zone is None or not len(starts):
             return self._next_multiples(starts)
-        # An end is the start of the next bucket, which may be in a later piece.
+        # An end is the start of the next bucket, which may be in a later piece. Pieces come from
+        # last to first, and `next_start` is the first start of a bucket in a later one.
         high = int(starts.max()) + self._reach
         ends = np.empty_like(starts)
-        following = high
+        next_start = high
         for piece in reversed(list(self._pieces(int(starts.min()), high))):
             inside = np.flatnonzero((starts >= piece.start) & (starts < piece.end))
             multiples = self._next_multiples(starts[inside] + piece.offset) - piece.offset
-            next_starts = np.where(starts[inside] < piece.first, piece.first, multiples)
-            ends[inside] = np.where(next_starts < piece.end, next_starts, following)
-            if piece.before == piece.start:
-                following = piece.start
+            own_ends = np.where(starts[inside] < piece.first, piece.first, multiples)
+            ends[inside] = np.where(own_ends < piece.end, own_ends, next_start)
+            if piece.before == piece.start:  # A bucket begins with the piece.
+                next_start = piece.start
             elif piece.first < piece.end:
-                following = piece.first
+                next_start = piece.first
         return ends
 
     def _next_multiples(self, multiples: Int64Array) -> Int64Array:

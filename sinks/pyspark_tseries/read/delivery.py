@@ -442,23 +442,24 @@ def select_initial_events(
     names, codes = encode_runs(keys["series"])
     sequence, us = to_int64(keys["sequence"]), to_int64(keys["timestamp"])
     edited = to_int64(keys["original_sequence"].fill_null(NO_ORIGINAL))
-    original = edited == NO_ORIGINAL
-    counts = original & keys["erasure"].is_null().to_numpy()
+    is_original = edited == NO_ORIGINAL
+    # An erased original may be an entry, but its time does not count as the newest.
+    has_value = is_original & keys["erasure"].is_null().to_numpy()
     series = names.to_pylist()
     first_sequence = np.array([initial.starts.get(name, -1) for name in series], np.int64)[codes]
     chosen: BoolArray = (first_sequence >= 0) & (sequence >= first_sequence)
     last_sequence = np.full(len(series), -1, np.int64)
     newest_us = np.full(len(series), NEVER_US, np.int64)
     np.maximum.at(last_sequence, codes, sequence)
-    np.maximum.at(newest_us, codes[counts], us[counts])
+    np.maximum.at(newest_us, codes[has_value], us[has_value])
     low, low_us = min_retained(retained, last_sequence, newest_us, index.floors(series))
-    entry = original & (sequence >= low[codes]) & (us >= low_us[codes])
-    entry |= _select_latest_edits(codes, sequence, edited, entry)
+    is_entry = is_original & (sequence >= low[codes]) & (us >= low_us[codes])
+    is_entry |= _select_latest_edits(codes, sequence, edited, is_entry)
     if initial.retained.last_us is not None:
-        entry &= us >= (newest_us[codes] - initial.retained.last_us)
+        is_entry &= us >= (newest_us[codes] - initial.retained.last_us)
     if initial.retained.limit is not None:
-        entry &= _rank_from_end(codes, sequence, entry) < initial.retained.limit
-    chosen |= entry & (first_sequence < 0)
+        is_entry &= _rank_from_end(codes, sequence, is_entry) < initial.retained.limit
+    chosen |= is_entry & (first_sequence < 0)
     return chosen
 
 

@@ -195,9 +195,9 @@ def sort_by_sequence(rows: pa.Table) -> pa.Table:
     """Return rows in the order of (series, sequence); do not copy them if they are in it."""
     names, begins = find_runs_of(rows["series"])
     sequence = to_int64(rows["sequence"])
-    ahead = sequence[1:] > sequence[:-1]
-    ahead[begins[1:] - 1] = True
-    if ahead.all() and pc.all(pc.less(names[:-1], names[1:])).as_py():
+    rises = sequence[1:] > sequence[:-1]
+    rises[begins[1:] - 1] = True  # From one series to the next a sequence may fall.
+    if rises.all() and pc.all(pc.less(names[:-1], names[1:])).as_py():
         return rows
     _, codes = encode_runs(rows["series"])
     return rows.take(pa.array(sort_keys(codes, sequence)))

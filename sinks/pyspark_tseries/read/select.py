@@ -408,14 +408,16 @@ class _Slots:
         last_rows = np.searchsorted(codes, series, "right") - 1
         among = self._last_among
         erased = self.events.erased
+        # Each flags fewer events than the one before; a series without any keeps its last row.
         flags_to_try = [among] if among is not None else []
         if erased is not None:
             flags_to_try.append(~erased if among is None else among & ~erased)
         for flags in flags_to_try:
             flagged = np.flatnonzero(flags)
             if len(flagged):
-                ends = np.maximum(np.searchsorted(codes[flagged], series, "right") - 1, 0)
-                last_rows = np.where(codes[flagged][ends] == series, flagged[ends], last_rows)
+                # The last flagged event of each series, or one of another if it has none.
+                lasts = np.maximum(np.searchsorted(codes[flagged], series, "right") - 1, 0)
+                last_rows = np.where(codes[flagged][lasts] == series, flagged[lasts], last_rows)
         return self.events.us[last_rows]
 
     def event_at(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -588,10 +588,12 @@ def _split_values(
 ) -> dict[str, FloatArray]:
     """Return the parts of the sum of each run, one part for each round; see the module's head.
 
-    A round adds `unit` to each remainder and takes it away again. That rounds it to a multiple of
-    the last bit of `unit`, below zero of half of that, and leaves the rest for the next round. The
-    invariant: no remainder is above 2**exponent, and `unit` is `headroom` bits above that, so the
-    multiples of a whole run add up to less than half of `unit`, and NumPy rounds nothing.
+    A round adds `unit` to each remainder and takes it away again. That rounds the remainder to a
+    multiple of the last bit of `unit`; a negative one to a multiple of half that bit, because the
+    sum is just below `unit`, where doubles are twice as dense. What it rounded off is left for the
+    next round. The invariant: no remainder is above 2**exponent, and `unit` is `headroom` bits
+    above that, so the multiples of a whole run add up to less than half of `unit`, and NumPy rounds
+    nothing.
     """
     exponent = math.frexp(largest)[1]
     headroom = int(sizes.max()).bit_length() + 1

@@ -476,8 +476,9 @@ def _read_words(
     padded = np.zeros(len(text_bytes) + 8, np.uint8)
     padded[:-8] = text_bytes
     word_at_byte = np.ndarray(len(padded) - 7, np.uint64, padded, strides=(1,))
-    ahead = np.repeat(begins - 8 * offsets[:-1], np.diff(offsets))
-    words: Hashes = word_at_byte[8 * np.arange(offsets[-1]) + ahead]
+    # Word k of all texts would be at byte 8 * k if every text followed the words of the one before.
+    distances = np.repeat(begins - 8 * offsets[:-1], np.diff(offsets))
+    words: Hashes = word_at_byte[8 * np.arange(offsets[-1]) + distances]
     return words
 
 

@@ -101,7 +101,7 @@ class Waits:
 
 def _find_classes(ms: Integers) -> Integers:
     doublings = np.maximum(np.frexp(ms.astype(np.float64))[1] - 1 - _BITS, 0).astype(np.int64)
-    # The logarithm of a number just below a power of two may be rounded up to the next.
+    # As a double, a number just below a power of two may be rounded up to it: a doubling too many.
     doublings -= (ms >> doublings) < np.where(doublings > 0, _CLASSES_PER_DOUBLING, 0)
     classes: Integers = doublings * _CLASSES_PER_DOUBLING + (ms >> doublings)
     return classes

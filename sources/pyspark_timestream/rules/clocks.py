@@ -475,7 +475,8 @@ def find_max_proven(
 ) -> int | None:
     """Return the greatest CTI that any task of a batch can have proven; None: none.
 
-    The CTIs are its partitions'; `tasks` has for each task the indices of its own partitions.
+    `start_us` and `end_us` are the CTIs of the batch's partitions before and after it. `tasks` has
+    for each task the indices of its own partitions: it knows only the starts of the others.
     """
     groups = list(tasks)
     proven = (

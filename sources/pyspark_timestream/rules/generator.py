@@ -165,7 +165,9 @@ def _find_last_winners(
     """
     if not len(rising_us):
         return event_counts
-    # Two proposals without an event between them take the event behind: that costs time at worst.
+    # The greatest event time between each proposal and the next. With no event between the two,
+    # `reduceat` takes the event behind them: the proposal may then be contested without need, which
+    # costs another round and changes nothing.
     greatest_us = np.maximum.reduceat(np.append(times, _ABOVE_ALL_US), event_counts)
     contested = np.flatnonzero(greatest_us > rising_us + rules.delay_us)
     return contested[np.searchsorted(contested, np.arange(len(rising_us)))]
@@ -346,6 +348,7 @@ def _run_writer_clocks(
     is_silent = _find_silences(earlier, events, newest_us, rules.writer_timeout_us)
     runs = _cut_runs(earlier, events, is_silent)
     triggers, counts, bases_us = _find_run_triggers(rules, runs)
+    # A writer's last event comes right before the next writer's first, or ends the block.
     last_events = np.flatnonzero(np.append(events.is_new[1:], len(events.rows) > 0))
     last_runs = runs.numbers[last_events].tolist()
     generators = {
@@ -433,10 +436,12 @@ def _find_run_triggers(rules: TimeRules, runs: _Runs) -> tuple[Integers, Integer
     if not len(runs.times):
         return np.empty(0, np.int64), runs.counts, never
     if rules.every_events is not None:
-        offsets = runs.counts - runs.begins + 1
-        phases = (np.arange(len(runs.times)) + offsets[runs.numbers]) % rules.every_events
+        # After event i of a run the counter is count + (i - begin) + 1. Where it reaches a multiple
+        # of `every_events`, the event triggers a CTI and the counter begins again.
+        shifts = runs.counts - runs.begins + 1
+        counters = (np.arange(len(runs.times)) + shifts[runs.numbers]) % rules.every_events
         ends = np.append(runs.begins[1:], len(runs.times))
-        return np.flatnonzero(phases == 0), phases[ends - 1], never
+        return np.flatnonzero(counters == 0), counters[ends - 1], never
     if rules.every_us is not None:
         triggers = _find_run_span_triggers(runs, rules.every_us)
         bases_us = runs.bases_us.copy()

@@ -127,6 +127,7 @@ def min_over_intervals(begins: Integers, ends: Integers, us: Instants, steps: in
     No interval may be empty. Each is the union of two intervals of the same length, a power of two.
     Enter all intervals of a length at once, from the longest down, and pass each to its halves.
     """
+    # The longest power of two that fits: `frexp` gives its exponent plus one.
     levels = np.frexp(ends - begins)[1] - 1
     least = np.full(steps, _NO_INTERVAL)
     for level in range(int(levels.max(initial=0)), -1, -1):
@@ -135,9 +136,10 @@ def min_over_intervals(begins: Integers, ends: Integers, us: Instants, steps: in
             np.minimum.at(least, begins[intervals], us[intervals])
             np.minimum.at(least, ends[intervals] - length, us[intervals])
         if half_length := length // 2:
-            passed = least.copy()
-            np.minimum(passed[half_length:], least[:-half_length], out=passed[half_length:])
-            least = passed
+            # An interval [s, s + length) has the halves at s and at s + half_length.
+            halves = least.copy()
+            np.minimum(halves[half_length:], least[:-half_length], out=halves[half_length:])
+            least = halves
     least[least == _NO_INTERVAL] = NEVER
     return least
 
@@ -444,6 +446,7 @@ def _propose(intervals: _Intervals, grace_end: int | None) -> Proposals:
         return Proposals(cuts[1:], least_us[1:], is_mark[1:])
     if grace_end is None:
         return Proposals(cuts[1:], np.full(len(cuts) - 1, NEVER), is_mark[1:])
+    # In the grace nothing is proposed; at its end, the minimum that was reached by then.
     suppressed = int(np.searchsorted(cuts, grace_end, side="right"))
     first_us = least_us[suppressed - 1]
     least_us[:suppressed] = NEVER

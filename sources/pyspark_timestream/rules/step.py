@@ -460,6 +460,7 @@ def _find_leads(
         return np.zeros(len(index), dtype=np.int64)
     rows = np.maximum(index, 0)
     times, stamps_us = result.times[rows], record_us[rows]
+    # The event made the CTI if that is its time minus the delay; else a mark did.
     is_own = np.clip(times - delay_us, MIN_US, FINAL_US) == ctis_us
     has_lead = (index >= 0) & result.well_formed[rows] & is_own & (stamps_us != NEVER)
     lead_us = times - np.where(has_lead, stamps_us, times)

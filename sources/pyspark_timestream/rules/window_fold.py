@@ -341,6 +341,8 @@ class _Codes:
     """
 
     def __init__(self, us: Instants, pane_us: int, keys: Iterable[pa.DictionaryArray]) -> None:
+        # How `split` takes a code apart, from the last: a number of keys divides it, and an array
+        # has the code or time for which a number without gaps stands.
         self._steps: list[int | Integers] = []
         self._pane_us = pane_us
         self._first_pane = 0
@@ -359,7 +361,7 @@ class _Codes:
         self.size = last_pane - first_pane + 1
         if first_pane < 0 or self.size > len(us):
             self._number_anew(_floor_to_panes(us, self._pane_us))
-            self._pane_us = 1
+            self._pane_us = 1  # The numbers stand for times already.
         else:
             self.codes = np.floor_divide(us, self._pane_us, out=us if us.flags.writeable else None)
             self._first_pane = first_pane

@@ -44,9 +44,9 @@ def test_moved_store_of_the_checkpoint_is_accepted(tmp_path, checkpoint):
     store = make(tmp_path / "a")
     check_before_batch(checkpoint, store.location)
     go(checkpoint, store, 0, is_empty=True)
-    for batch in (0, 1, 7):
+    for number in (0, 1, 7):
         check_before_batch(checkpoint, store.location)
-        go(checkpoint, Store.open(store.location), batch)
+        go(checkpoint, Store.open(store.location), number)
     (tmp_path / "a").rename(tmp_path / "b")
     check_before_batch(checkpoint, parse_location(tmp_path / "b"))
     go(checkpoint, Store.open(tmp_path / "b"), 8)
@@ -230,8 +230,8 @@ def test_a_record_that_a_full_disk_refuses_ends_the_query_after_the_batch(
 def test_a_batch_that_is_written_again_forgets_its_earlier_commit(tmp_path, checkpoint):
     """The record of the new commit may fail to be written: the old one must not be left."""
     store = make(tmp_path / "a")
-    for batch in (0, 1, 2):
-        remember_commit(checkpoint, store, batch, CommitId(batch, 7))
+    for number in (0, 1, 2):
+        remember_commit(checkpoint, store, number, CommitId(number, 7))
     # The store was put back to before its first commit.
     check_in_commit(checkpoint, store, (QUERY, 0))
     assert json.loads((checkpoint / "sinks" / "tseries.json").read_text())["batches"] == []

@@ -302,6 +302,7 @@ class RangeReader:
             options.client
         )
         self._noted_bytes = 0
+        # A pattern names no topic: begin as for one whose records are not known yet.
         self._uses_small_fetches = any(map(self._needs_small_fetches, options.subscribe or [""]))
         self._consumer = self._make_consumer()
         self._spare: ColumnConsumer | None = None
@@ -634,15 +635,17 @@ def choose_small_ranges(
         for offset_range in ranges
         if offset_range.size
     ]
-    sizes = sorted(
+    by_size = sorted(
         (offset_range.size, offset_range, size) for offset_range, size in sized if size is not None
     )
-    records = itertools.accumulate(count for count, _, _ in sizes)
-    volumes = itertools.accumulate(count * size for count, _, size in sizes)
+    total_records = itertools.accumulate(count for count, _, _ in by_size)
+    total_bytes = itertools.accumulate(count * size for count, _, size in by_size)
     small_ranges = [
         offset_range
-        for (_, offset_range, _), count, volume in zip(sizes, records, volumes, strict=True)
-        if count <= _MAX_RECORDS and volume <= _MAX_BYTES
+        for (_, offset_range, _), records, size in zip(
+            by_size, total_records, total_bytes, strict=True
+        )
+        if records <= _MAX_RECORDS and size <= _MAX_BYTES
     ]
     # A consumer has one position in a partition, so two ranges of one cannot be read at once.
     is_once = len({offset_range.partition for offset_range in small_ranges}) == len(small_ranges)

@@ -410,10 +410,10 @@ def _cut_frames(payloads: pa.Array, *, indexed: bool) -> tuple[pa.Array, pa.Arra
     bad = present & (lengths == 0)
     pieces = _alternate(payloads, starts, ends, lengths)
     absent = bad | ~present
-    frames = np.arange(0, 2 * n, 2)
+    frame_indexes = np.arange(0, 2 * n, 2)
     return (
-        pieces.take(pa.array(frames, mask=absent)),
-        pieces.take(pa.array(frames + 1, mask=absent)),
+        pieces.take(pa.array(frame_indexes, mask=absent)),
+        pieces.take(pa.array(frame_indexes + 1, mask=absent)),
         bad,
     )
 

@@ -83,6 +83,7 @@ class Payload:
         values, keys = self.values, self.keys
         if keys is None:
             return None if values is None else values.reasons
+        # In RECORD_REASONS the reasons of keys follow those of values.
         shift = np.uint8(len(REASONS) - 1)
         key_reasons = keys.reasons + np.where(keys.malformed, shift, np.uint8(0))
         if values is None:

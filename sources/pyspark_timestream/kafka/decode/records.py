@@ -263,6 +263,7 @@ def join_blocks(
     `order` has the index of each record's payload among the payloads of all blocks. It is -1 for a
     record without a payload, which becomes a row of nulls, malformed for its entry in `reasons`.
     """
+    # As many records as payloads, in rising order: nothing has to move.
     in_order = len(order) == sum(len(block.reasons) for block in blocks)
     in_order = in_order and not (order[1:] < order[:-1]).any()
     rows = None if in_order else pa.array(order, mask=order < 0)
@@ -307,10 +308,9 @@ def split_pieces(payloads: pa.Array, max_rows: int, max_bytes: int) -> Iterator[
     """Split n binary payloads into pieces of at most this size; a larger payload is one piece."""
     if not len(payloads):
         return
-    # searchsorted would convert narrow bounds again for a wider number each time.
-    (ends, _), start = locate(payloads), 0
+    (bounds, _), start = locate(payloads), 0
     while start < len(payloads):
-        fitting = int(np.searchsorted(ends, ends[start] + max_bytes, side="right")) - 1
+        fitting = int(np.searchsorted(bounds, bounds[start] + max_bytes, side="right")) - 1
         stop = min(max(fitting, start + 1), start + max_rows, len(payloads))
         yield payloads.slice(start, stop - start)
         start = stop

@@ -281,8 +281,8 @@ def _raise_to_stream_cti(state: StreamState, planned: StreamOffset) -> StreamOff
     """5.4, 5.5, 8.3: raise a partition that is new, or no longer idle, to the stream's CTI.
 
     This also raises a partition that lost its clock with its records; no other active partition is
-    below that CTI. After a final CTI nothing is raised, because partitions have not ended if
-    `endingCti` lies later.
+    below that CTI. After a final CTI only partitions that are new, or no longer idle, are raised:
+    the others have not ended if `endingCti` lies later.
     """
     cti_us = planned.cti_us
     if cti_us is None:

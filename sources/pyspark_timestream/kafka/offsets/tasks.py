@@ -386,15 +386,18 @@ def plan_slice(
 
 def _open_outer_ends(ranges: list[OffsetRange]) -> list[OpenRange]:
     """Open the first start and the last end of each partition."""
-    begins = {offset_range.partition: offset_range for offset_range in reversed(ranges)}
-    ends = {offset_range.partition: offset_range for offset_range in ranges}
+    # A later range of a partition replaces an earlier one; in reverse, the first one stays.
+    first_ranges = {offset_range.partition: offset_range for offset_range in reversed(ranges)}
+    last_ranges = {offset_range.partition: offset_range for offset_range in ranges}
     return [
         OpenRange(
             offset_range.partition,
             None
-            if begins[offset_range.partition] is offset_range
+            if first_ranges[offset_range.partition] is offset_range
             else offset_range.start_inclusive,
-            None if ends[offset_range.partition] is offset_range else offset_range.end_exclusive,
+            None
+            if last_ranges[offset_range.partition] is offset_range
+            else offset_range.end_exclusive,
         )
         for offset_range in ranges
     ]

@@ -342,7 +342,7 @@ PIECE_BYTES: Final = 1 << 18
 """Temporary arrays of this size stay in the processor's cache."""
 
 _OPENING: Final = np.uint8(ord("{"))
-_LOWER_CASE: Final = np.uint8(ord("{") - ord("["))
+_BRACE_BIT: Final = np.uint8(ord("{") - ord("["))
 """The bit that distinguishes `{` from `[`."""
 
 
@@ -385,7 +385,7 @@ def _find_brackets(content: Bytes) -> Integers:
     brackets = []
     for start in range(0, len(content), PIECE_BYTES):
         piece = content[start : start + PIECE_BYTES]
-        brackets.append(start + np.flatnonzero((piece | _LOWER_CASE) == _OPENING))
+        brackets.append(start + np.flatnonzero((piece | _BRACE_BIT) == _OPENING))
     return np.concatenate(brackets)
 
 

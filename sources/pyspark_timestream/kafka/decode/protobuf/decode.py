@@ -706,8 +706,8 @@ def _join_messages(messages: pa.Array) -> tuple[memoryview, Integers]:
     # Before each message stands a head: the row's tag, and the message's length as a varint, which
     # takes one byte per group of seven bits.
     groups = np.ones(n, dtype=np.int64)
-    for digits in range(7, int(lengths.max(initial=0)).bit_length(), 7):
-        groups += lengths >= 1 << digits
+    for bits in range(7, int(lengths.max(initial=0)).bit_length(), 7):
+        groups += lengths >= 1 << bits
     starts = np.concatenate(([0], np.cumsum(groups + 1)))
     heads = np.empty(starts[-1], dtype=np.uint8)
     heads[starts[:-1]] = _ROW_TAG
