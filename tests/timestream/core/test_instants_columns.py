@@ -313,8 +313,8 @@ def test_a_fraction_is_rounded_to_the_nearest_microsecond(values, unit):
         if exact is None or not MIN_US - 99 <= exact <= FINAL_US + 99:
             assert us is None
         elif MIN_US + 99 <= exact <= FINAL_US - 99:
-            # A double has 53 bits: at the ends of the calendar they count tens of microseconds.
-            assert abs(us - exact) <= 1 + abs(exact) / 2**52
+            is_whole = value == int(value) and abs(value) <= 2**53
+            assert us == math.floor(exact) if is_whole else abs(us - exact) <= 0.5 + 1e-9
 
 
 @given(st.integers(-(2**53), 2**53), units)
@@ -337,6 +337,20 @@ def test_a_number_is_the_same_instant_in_a_column_of_few_bits(kind, unit):
 
 def test_a_decimal_that_no_double_holds_is_the_microsecond_that_was_meant():
     assert listed(read_number_times(pa.array([1357017420.123]), "s")) == [1_357_017_420_123_000]
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "us"),
+    [
+        (1_759_785_282.7694566, "s", 1_759_785_282_769_457),
+        (180_180_970_511.25, "s", 180_180_970_511_250_000),
+        (-44_622_968_565.5625, "s", -44_622_968_565_562_500),
+        (1_712_915_857_814.8906, "ms", 1_712_915_857_814_891),
+        (224_159_048_790_437_200_000.0, "ns", 224_159_048_790_437_200),
+    ],
+)
+def test_a_double_is_scaled_without_rounding_it_first(value, unit, us):
+    assert listed(read_number_times(pa.array([value]), unit)) == [us]
 
 
 def test_what_is_no_number_or_beyond_the_calendar_is_unreadable():
