@@ -538,10 +538,11 @@ def _convert_leaf_values(values: list[Any], data_type: pa.DataType, path: str) -
 def _infer_array(values: list[Any], data_type: pa.DataType, path: str) -> pa.Array:
     """Convert values of one class to the array that Arrow infers."""
     have = type(values[0]).__name__
+    is_numpy_time = isinstance(values[0], np.datetime64)
 
     def build(some_values: list[Any]) -> pa.Array:
         try:
-            return pa.array(some_values)
+            return pa.array(_as_arrow_unit(some_values) if is_numpy_time else some_values)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             reason = ""
             if isinstance(error, OverflowError):
@@ -556,8 +557,6 @@ def _infer_array(values: list[Any], data_type: pa.DataType, path: str) -> pa.Arr
                 raise _Misfit(have, data_type, *_explain_misfit(INSTANT, INSTANT), (value,), path)
         if values[0].tzinfo is not None:
             return pa.array([from_datetime(value) for value in values]).cast(INSTANT)
-    if isinstance(values[0], np.datetime64):
-        return pa.array(_as_seconds(np.array(values)))
     try:
         return build(values)
     except _Misfit as misfit:
@@ -566,12 +565,22 @@ def _infer_array(values: list[Any], data_type: pa.DataType, path: str) -> pa.Arr
         raise misfit_in_row from None
 
 
-def _as_seconds(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Convert NumPy times to a unit that Arrow has: hours and minutes to seconds, if they fit."""
-    if np.datetime_data(times.dtype)[0] not in ("h", "m"):
+def _as_arrow_unit(values: list[Any]) -> np.ndarray[Any, Any]:
+    """Convert NumPy times of one unit to one that Arrow has: hours and minutes to seconds.
+
+    Arrow would take a unit such as 10 ms for 1 ms.
+
+    Raises:
+        OverflowError: a time does not fit 64 bits in that unit.
+    """
+    times = np.array(values)
+    unit, count = np.datetime_data(times.dtype)
+    if unit not in ("h", "m") and count == 1:
         return times
-    seconds = times.astype("datetime64[s]")
-    return seconds if (seconds.astype(times.dtype) == times).all() else times
+    converted = times.astype(f"datetime64[{'s' if unit in ('h', 'm') else unit}]")
+    if not (converted.astype(times.dtype) == times).all():
+        raise OverflowError
+    return converted
 
 
 def _wrong_class(value: object, data_type: pa.DataType, reason: str, path: str) -> _Misfit:
