@@ -59,7 +59,8 @@ def replace_index(
 ) -> SeriesIndex:
     """Commit the index that `make` returns for the current head's id and the log's version.
 
-    After a lost race, call `make` again; it may read the store, which is up to date.
+    After a lost race, call `make` again; it may read the store, which is up to date. An untimed
+    index is also made again if it is stored and the answer was lost: the head may be unreadable.
 
     Args:
         store: the store.
@@ -72,19 +73,25 @@ def replace_index(
         NoSuchStore: the store was removed.
         OSError: the storage failed.
     """
+    attempts: list[PreparedCommit] = []
 
     def attempt() -> SeriesIndex:
         with store.commit_lock():
             if timed:
+                # An attempt that failed may be stored: a storage can lose its answer.
+                earlier = next(filter(store.is_committed, attempts), None)
+                if earlier is not None:
+                    return earlier.index
                 store.read_clock()
             index = make(store.head_id(), store.log.version())
             if timed:
                 store.check_time(index.metadata.commit_us)
             new_id = store.new_id()
-            index, _ = write_full_head(store.location, new_id, index)
+            index, path = write_full_head(store.location, new_id, index)
+            # If it fails, it may have succeeded nevertheless: leave its file to maintenance.
+            attempts.append(PreparedCommit(new_id, index, [], [path]))
             try:
-                # If it fails, it may have succeeded nevertheless: leave its file to maintenance.
-                store.commit_prepared(PreparedCommit(new_id, index, [], []), {}, synced=True)
+                store.commit_prepared(attempts[-1], {}, synced=True)
             except OSError:
                 # The commit has succeeded if only the checkpoint after it failed.
                 if not (store.refresh() and store.head_id() == new_id):

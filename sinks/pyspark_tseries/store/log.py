@@ -61,6 +61,7 @@ from pyspark_tseries.store.log_check import (
     find_log_damage,
     read_entry,
     read_plain_entry,
+    require_files,
     unsynced_files,
 )
 from pyspark_tseries.store.log_entries import (
@@ -417,6 +418,8 @@ class Log:
         """The ids of commits in this log, by number; a new dictionary if the log is replaced."""
         # If the file of the entry `_version` is replaced or gone, the table is opened again.
         self._identity = self._entry_identity(self._version)
+        # By the wall clock, which goes on while the machine is suspended.
+        self._refreshed_s = time.time()
         if not skip_checks:
             self._check_undamaged()
             self.check()
@@ -452,6 +455,7 @@ class Log:
         Raises:
             UnusableStore: another tool has changed rows; see `check_entries`.
         """
+        self._refreshed_s = time.time()
         return (not whole and self._read_new_entries()) or self._refresh_table()
 
     def _read_new_entries(self) -> bool:
@@ -632,6 +636,8 @@ class Log:
         # The line above may have brought the log up to date, with a head unknown to the caller.
         if expected_version not in (None, self.version()):
             raise CommitFailedError("a competing commit was first")
+        if not (self.location.is_local and synced):
+            require_files(self.location, new_entry, files, time.time() - self._refreshed_s)
         if self.location.is_local:
             self._add_local(new_entry, files, expected, synced=synced)
         else:

@@ -10,12 +10,13 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake.exceptions import CommitFailedError
 
 from pyspark_timestream.core.checkpoint import is_instant
 from pyspark_tseries.errors import UnusableStore, damage_error
@@ -25,6 +26,7 @@ from pyspark_tseries.storage.snapshot import head_path, unreadable_head_error
 from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, LastCheckpoint, read_last_checkpoint
 from pyspark_tseries.store.log_entries import (
     Entry,
+    NewEntry,
     TornEntry,
     checkpoint_path,
     entry_path,
@@ -47,6 +49,8 @@ HEAD_TRANSACTION: Final = "tseries:head"
 MAX_UNSYNCED_ENTRIES: Final = 64
 """Search up to this many entries for unsynced files; if there are more, sync all files."""
 
+FRESH_FILES_S: Final = 600.0
+"""Maintenance removes no file of a coming commit within this time of a refresh of the log."""
 
 MAX_SEARCHED_ENTRIES: Final = 100
 """If a tool does not say which version it had read, search this many entries before its own for
@@ -480,6 +484,23 @@ def _torn_reason(path: str, size: int | None) -> str | None:
     if end == ending:
         return None
     return "it breaks off" if length else "it is empty"
+
+
+def require_files(
+    location: Location, new_entry: NewEntry, files: Sequence[str], age_s: float
+) -> None:
+    """Raise CommitFailedError if a file of a coming commit is gone; a sync finds that, too.
+
+    Maintenance removes a head after an hour and an event file after a day if no commit has named
+    it by then, as if its writer had been killed: this process may have stood still. `age_s` is the
+    time since the last refresh.
+    """
+    # Asking takes an object store as long as writing a small file. Appends write their files after
+    # the refresh; commits that replace files write theirs before it, and are infrequent.
+    if age_s > FRESH_FILES_S or new_entry.files("remove"):
+        for path in files:
+            if location.identity(path) is None:
+                raise CommitFailedError(f"'{path}' was removed before a commit named it")
 
 
 def unsynced_files(

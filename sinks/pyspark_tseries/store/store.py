@@ -613,7 +613,7 @@ class Store:
         fail may still succeed, until another commit takes its version. The attempt's files are kept
         until then, and maintenance removes the rest.
         """
-        committed = next(filter(self._is_committed, attempts), None)
+        committed = next(filter(self.is_committed, attempts), None)
         failed = [attempt for attempt in attempts if attempt is not committed]
         if not failed:
             return committed, False
@@ -624,7 +624,7 @@ class Store:
             attempts.remove(attempt)
         return committed, bool(beaten)
 
-    def _is_committed(self, attempt: PreparedCommit) -> bool:
+    def is_committed(self, attempt: PreparedCommit) -> bool:
         """Return whether an attempt is in the log although adding it failed."""
         head_id = self.head_id()
         while head_id is not None and head_id != attempt.head_id:

@@ -30,6 +30,7 @@ _PLACES: Final = {
     "task_rows": "pyspark_tseries.read.subscription.MAX_ROWS_PER_TASK",
     "batch_rows": "pyspark_tseries.read.delivery.MAX_ROWS_PER_BATCH",
     "commits_per_file": "pyspark_tseries.store.commit_history.COMMITS_PER_FILE",
+    "fresh_files_s": "pyspark_tseries.store.log_check.FRESH_FILES_S",
     "silence_s": "pyspark_tseries.storage.location.MAX_SILENCE_S",
     "checkpoint_interval": "pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL",
     "idle_us": "pyspark_tseries.model.commits.MAX_IDLE_US",

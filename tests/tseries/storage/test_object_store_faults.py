@@ -6,10 +6,13 @@ from functools import partial
 import pytest
 from lengths import outside_ci
 from tseries.builders import VALUE, batch, forget_stores
+from tseries.limits import set_limits
 from tseries.meetings import Meeting, fail, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.maintain import compactor
+from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import RetainedRange
 from pyspark_tseries.storage.location import Location, parse_location
@@ -81,8 +84,6 @@ def test_append_retries_storage_failures_and_reports_lasting_ones(store, monkeyp
 
 @pytest.mark.outside_ci
 def test_failed_compaction_request_keeps_files_that_may_be_needed(store, monkeypatch):
-    from pyspark_tseries.maintain import compactor
-
     for n in range(2, 5):
         store.append(batch(("a", n)))
     real = compactor.replace_files
@@ -95,3 +96,30 @@ def test_failed_compaction_request_keeps_files_that_may_be_needed(store, monkeyp
     done = compactor.merge_file_groups(store, time.time_ns() // 1000, everything=True)
     assert done.files_after == 1
     assert sequences(store) == 3
+
+
+def test_append_that_stood_still_writes_its_removed_files_again(store, monkeypatch):
+    """The writer's machine was suspended for two hours, after it had written the new head."""
+    set_limits(monkeypatch, fresh_files_s=-1)
+    late_us = (time.time_ns() + 2 * 3600 * 10**9) // 1000
+    sweep = partial(remove_obsolete_files, rival(store), late_us)
+    Meeting(store, before=[sweep]).append(batch(("a", 2)))
+    assert sequences(store) == 1
+
+
+@pytest.mark.outside_ci
+def test_compaction_that_stood_still_merges_again(store, monkeypatch):
+    store.append(batch(("a", 2)))
+    write_all, removed = compactor.Merge.write_all, []
+
+    def write(merge):
+        files = write_all(merge)
+        if not removed:
+            removed.extend(files)
+            store.location.remove([store.location.file(files[0].path)])
+        return files
+
+    monkeypatch.setattr(compactor.Merge, "write_all", write)
+    assert compactor.merge_file_groups(store, time.time_ns() // 1000, everything=True).files_after
+    assert removed
+    assert sequences(store) == 1

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tseries.builders import VALUE, batch, forget_stores, new_store, stored
+from tseries.limits import set_limits
 from tseries.meetings import Meeting, fail, rival
 
 from pyspark_timestream.errors import OptionError
@@ -27,7 +29,9 @@ from pyspark_tseries.errors import (
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model import properties
+from pyspark_tseries.model.properties import parse_policy
 from pyspark_tseries.model.ranges import RetainedRange
+from pyspark_tseries.store.admin_commits import forget_writer, set_policy
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
 from pyspark_tseries.write import numbering
@@ -348,6 +352,36 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, token, rivals)
 
     Meeting(store, after=[lose_answer]).append(batch(("a", 3), token=token))
     assert len(stored(tmp_path / "s")) == 1 + rivals
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_append_that_stood_still_writes_its_removed_files_again(tmp_path, monkeypatch, synced):
+    set_limits(monkeypatch, fresh_files_s=-1)
+    store = new_store(tmp_path / "s")
+    store.append(batch(("a", 1)))
+    late_us = (time.time_ns() + 2 * 3600 * 10**9) // 1000
+    sweep = partial(remove_obsolete_files, rival(store), late_us)
+    Meeting(store, before=[sweep]).append(batch(("a", 2)), synced=synced)
+    assert stored(tmp_path / "s") == [("a", 0, 1), ("a", 1, 2)]
+    assert verify(str(tmp_path / "s")) == []
+
+
+@pytest.mark.parametrize("rivals", [0, 1])
+def test_an_owners_change_whose_answer_was_lost_is_not_repeated(tmp_path, rivals):
+    store, now_us = new_store(tmp_path / "s"), time.time_ns() // 1000
+    store.append(batch(("a", 1)))
+
+    def lose_answer():
+        for _ in range(rivals):
+            rival(store).append(batch(("a", 8), token=("q", 0)))
+        raise CommitFailedError("the connection was reset")
+
+    forget_writer(Meeting(store, after=[lose_answer]), "batch", now_us, "me")
+    # A second time it would be refused: who has set it is no owner any more.
+    rivals = 0
+    policy = parse_policy({"you": ["own"]})
+    set_policy(Meeting(store, after=[lose_answer]), policy, now_us, "me")
+    assert verify(str(tmp_path / "s")) == []
 
 
 def test_a_race_lost_against_the_same_batch_gives_no_commit_and_leaves_no_files(tmp_path):
