@@ -431,13 +431,23 @@ def _on_line(low: FloatArray, high: FloatArray, fraction: FloatArray) -> FloatAr
     return result
 
 
-def _on_line_of_integers(low: Int64Array, high: Int64Array, fraction: FloatArray) -> Int64Array:
-    """Return the same for integers, rounded to the nearest; a double may not hold them."""
+def _on_line_of_integers(
+    low: Int64Array, high: Int64Array, part: Int64Array, whole: Int64Array
+) -> Int64Array:
+    """Return the same for integers at `part` of `whole`, rounded to the nearest, half to even.
+
+    A double may hold neither the values nor their distance: only what is left of it, behind a
+    multiple of twice the whole, is divided as a double.
+    """
     falls = high < low
     lower, upper = (np.where(falls, high, low), np.where(falls, low, high))
     # Unsigned, because two integers may be more than 2^63 apart.
     apart = upper.view(np.uint64) - lower.view(np.uint64)
-    step = np.rint(apart * fraction).astype(np.uint64)
+    common = np.gcd(part, whole)
+    part_units, units = (part // common).view(np.uint64), (whole // common).view(np.uint64)
+    pairs = apart // (2 * units)
+    rest = (apart - pairs * 2 * units).astype(np.float64)
+    step = pairs * 2 * part_units + np.rint(rest * part_units / units).astype(np.uint64)
     start = low.view(np.uint64)
     result: Int64Array = np.where(falls, start - step, start + step).view(np.int64)
     return result
@@ -532,13 +542,13 @@ def _fill_on_line(
     # Rows are sorted by group, so the rows between two of one group are of it as well.
     gap_rows = gap_rows[codes[before[gap_rows]] == codes[after[gap_rows]]]
     low, high = before[gap_rows], after[gap_rows]
-    fraction = (starts[gap_rows] - starts[low]) / (starts[high] - starts[low])
+    part, whole = starts[gap_rows] - starts[low], starts[high] - starts[low]
     if pa.types.is_integer(column.type):
         numbers = to_int64(spread.cast(pa.int64()).fill_null(0))
-        on_line: npt.NDArray[Any] = _on_line_of_integers(numbers[low], numbers[high], fraction)
+        on_line: npt.NDArray[Any] = _on_line_of_integers(numbers[low], numbers[high], part, whole)
     else:
         values = spread.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
-        on_line = _on_line(values[low], values[high], fraction)
+        on_line = _on_line(values[low], values[high], part / whole)
     filling = pa.array(on_line).cast(column.type, safe=False)
     return pc.coalesce(spread, place_values(filling, gap_rows, len(sources)))
 

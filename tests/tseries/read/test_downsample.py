@@ -2,6 +2,7 @@
 
 import math
 from datetime import timedelta
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -335,6 +336,30 @@ def test_a_fill_on_the_line_between_extreme_values_is_on_it(
     first, _, third, last = aggregate(table, schema, filled)["n"].to_pylist()
     assert (first, last) == (wanted[0], wanted[2])
     assert third == pytest.approx(wanted[1], rel=1e-15)
+
+
+wholes = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(wholes, wholes, st.sampled_from([3, 7, 610]))
+def test_a_fill_on_the_line_between_whole_numbers_is_the_nearest(
+    low: int, high: int, hours: int
+) -> None:
+    """A double holds 53 bits: beyond 2^50 its product with a fraction is not the nearest."""
+    schema = pa.schema([("n", pa.int64())])
+    table = pa.table(
+        {
+            "series": ["a"] * 2,
+            "sequence": [0, 1],
+            "timestamp": pa.array([START, START + hours * HOUR_US]).cast(INSTANT),
+            "n": [low, high],
+        }
+    )
+    named = parse_aggregates(schema, {"n": "last"})
+    filled = Downsampling(parse_buckets("1 hour"), named, "series", "linear", is_filled=True)
+    found = aggregate(table, schema, filled)["n"].to_pylist()
+    for hour, value in enumerate(found):
+        assert abs(low + Fraction(high - low) * hour / hours - value) <= Fraction(1, 2)
 
 
 @pytest.mark.parametrize("name", ["state", "us", "count", "start", "group", "first", "index"])
