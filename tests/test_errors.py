@@ -51,7 +51,9 @@ def test_option_error_pickled_by_spark_keeps_name_text_and_notes(list_last):
     error.add_note("seen by a task")
     again = unpickle(error)
     assert type(again) is OptionError
-    assert (str(again), again.name) == (str(error), "topic")
+    assert (str(again), vars(again)) == (str(error), vars(error))
+    values = again.name, again.problem, again.accepts, again.next_step
+    assert values == ("topic", "it is empty", "a name", "set it")
     assert again.__notes__ == ["seen by a task"]
 
 
@@ -66,11 +68,13 @@ def test_base_class_raised_itself_is_refused(base):
     ["s3://key:hu/sh@bucket/a", "http://hush@registry", "https://me:hush@h:1/x", "a://:hush@b"],
 )
 def test_no_message_shows_the_login_of_an_address(address):
-    told = [
-        str(OptionError("path", f"cannot read '{address}'", f"not {address}", f"see {address}")),
-        str(timestream_errors.DataLost(f"at {address}")),
-        str(tseries_errors.UnusableStore(f"'{address}' is none", None, address)),
+    errors = [
+        OptionError("path", f"cannot read '{address}'", f"not {address}", f"see {address}"),
+        timestream_errors.DataLost(f"at {address}"),
+        timestream_errors.DataLost(f"at {address}").locate("topic 't'"),
+        tseries_errors.UnusableStore(f"'{address}' is none", None, address),
     ]
-    for text in told:
+    for error in errors:
+        text = f"{error} {vars(error)}"
         assert "hu" not in text.replace("[hidden]", ""), text
         assert address.rpartition("@")[2] in text

@@ -44,7 +44,11 @@ def compose_message(problem: str, accepts: str | None = None, next_step: str | N
         clauses.append(f"accepted: {accepts}")
     if next_step is not None:
         clauses.append(f"next step: {next_step}")
-    return escape_controls(LOGIN.sub("://[hidden]@", "; ".join(clauses)))
+    return escape_controls(_hide_logins("; ".join(clauses)))
+
+
+def _hide_logins(text: str) -> str:
+    return LOGIN.sub("://[hidden]@", text)
 
 
 _MAX_SHOWN: Final = 80
@@ -136,11 +140,13 @@ class OptionError(ValueError):
     """An option cannot be used as given. Nothing has been read or written: correct it and restart.
 
     Args:
+        list_last: `accepts` is long, and goes after the next step in the message.
+
+    Attributes:
         name: the option.
         problem: its value and what is wrong with it.
         accepts: the accepted values.
         next_step: what the user can do.
-        list_last: `accepts` is long, and goes after the next step.
     """
 
     __module__ = "pyspark_timestream"  # As users import it.
@@ -148,13 +154,17 @@ class OptionError(ValueError):
     def __init__(
         self, name: str, problem: str, accepts: str, next_step: str, *, list_last: bool = False
     ) -> None:
-        problem = f"option '{name}': {problem}"
+        what = f"option '{name}': {problem}"
         if list_last:
-            text = f"{compose_message(problem, None, next_step)}; accepted: {accepts}"
+            text = f"{compose_message(what, None, next_step)}; accepted: {accepts}"
         else:
-            text = compose_message(problem, accepts, next_step)
+            text = compose_message(what, accepts, next_step)
         super().__init__(text)
         self.name = name
+        # Whoever shows an attribute shows no login either.
+        self.problem, self.accepts, self.next_step = map(
+            _hide_logins, (problem, accepts, next_step)
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the text as it is: Spark sends errors between its processes."""
@@ -180,9 +190,9 @@ class ReasonedError(Exception):
         if type(self).__base__ is ReasonedError:
             raise TypeError(f"raise a subclass of {type(self).__name__}")
         super().__init__(compose_message(problem, accepts, next_step))
-        self.problem = problem
-        self.accepts = accepts
-        self.next_step = next_step
+        self.problem = _hide_logins(problem)
+        self.accepts = None if accepts is None else _hide_logins(accepts)
+        self.next_step = None if next_step is None else _hide_logins(next_step)
 
 
 class TimestreamError(ReasonedError):

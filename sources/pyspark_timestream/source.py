@@ -52,7 +52,12 @@ class Transport(Protocol):
 @dataclass(frozen=True, slots=True)
 class _TransportOption:
     transport: str = option(
-        "transport", choice("time", "kafka"), "time", description="`time` or `kafka`"
+        "transport",
+        choice("time", "kafka"),
+        "time",
+        description="`time` or `kafka`",
+        # Not "leave it out": the default is another stream than the one that was meant.
+        help="correct it",
     )
 
 

@@ -773,7 +773,14 @@ def _read_options(raw: Mapping[str, str], last: str | None) -> KafkaOptions:
             raise OptionError(
                 name, f"it conflicts with 'last' ('{last}')", "one of both", "leave one out"
             )
-    options = adapt_to_batch(read_kafka_options({**texts, "transport": "kafka"}), texts.keys())
+    try:
+        kafka_options = read_kafka_options({**texts, "transport": "kafka"})
+    except OptionError as error:
+        if error.name not in ("startTime", "ctiFrequency"):
+            raise
+        # A stream may leave it out, and the command needs it.
+        raise OptionError(error.name, error.problem, error.accepts, "correct it") from None
+    options = adapt_to_batch(kafka_options, texts.keys())
     if options.frequency is None:
         raise OptionError(
             "ctiFrequency",

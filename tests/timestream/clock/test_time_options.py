@@ -104,6 +104,11 @@ def test_a_forgotten_transport_is_what_the_message_is_about(name):
     assert message.endswith("next step: set option 'transport' to 'kafka'")
 
 
+def test_a_misspelt_transport_is_to_be_corrected_since_its_default_is_another_stream():
+    with pytest.raises(OptionError, match=r"'kafak' .*; next step: correct it$"):
+        DefaultSource({"transport": "kafak"}).schema()
+
+
 @pytest.mark.parametrize("name", [spec.name for spec in option_specs(KafkaOptions).values()])
 def test_every_option_of_transport_kafka_is_refused_by_the_format_naming_it(name):
     # The names reach the clock from the format, which knows both transports.

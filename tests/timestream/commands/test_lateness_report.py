@@ -54,6 +54,7 @@ def test_a_mistake_is_one_sentence(arguments, said, capsys) -> None:
     assert main([*ASKED, *EACH, *arguments]) == 1
     printed = capsys.readouterr()
     assert said in printed.err
+    assert "leave it out for the default" not in printed.err
     assert printed.out == ""
     assert "hunter2" not in printed.err
 
