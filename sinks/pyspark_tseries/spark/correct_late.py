@@ -445,9 +445,9 @@ class Corrections(Revision):
         """Flag the windows that may have been written and are hidden now.
 
         Their series has hidden events, and they do not come after all visible ones. Timestamps of
-        originals do not decrease, and none is before its window's time, so the time of a hidden
-        original's window is not above any visible timestamp. The window of a visible original does
-        not count, because an earlier correction may have written it late.
+        originals do not decrease, and no original is before its window's time: so a hidden window's
+        time is not after any visible timestamp. Visible windows would not do, because an earlier
+        correction may have written one late.
         """
         series, window = self.rules.keys
         visible = pa.table(
