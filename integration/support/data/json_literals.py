@@ -186,7 +186,7 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
     "Java 17, as a string": _is_printed_otherwise,
     "half a surrogate pair such as `\\ud800`, as a string": _is_surrogate,
     "a name twice in an object, read as a string or map": _has_a_name_twice,
-    "base64 with a last character alone, or broken text, as binary": _is_no_base64,
+    "base64 with one character left over, or broken text, as binary": _is_no_base64,
     "short forms such as `2013`, `2013-1-1`, `05:00:00`, a dot without a fraction, a sign before "
     "the year, as a time; `5` as a day": _is_short_time,
     "a zone's name such as `UTC`, `CET`, `GMT+1` or `Europe/Berlin`, an offset such as `+1`, "
@@ -199,7 +199,7 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
 """Item of the page -> whether it is about a literal that is read as a type."""
 
 OF_DOCUMENTS: dict[str, tuple[bytes, ...]] = {
-    "an empty value, or blanks alone": (b"", b" ", b"\r\n"),
+    "an empty value, or only blanks": (b"", b" ", b"\r\n"),
     # No test says which fields may be kept.
     "JSON that breaks off or is broken inside a nested value": (),
     "anything after the object": (
