@@ -582,8 +582,10 @@ def _find_ranges(
     options: KafkaOptions, broker: "Broker", read_range: ReadRange, last_us: int | None
 ) -> tuple[tuple[OffsetRange, ...], bool]:
     """Return the ranges of a batch read, cut to `last_us`, and whether that cut any of them."""
-    partitions = broker.partitions()
-    if not partitions:
+    from pyspark_timestream.kafka.client.broker import find_every_range
+
+    earliest, ends = find_every_range(broker, broker.partitions)
+    if not ends:
         brokers = options.client["bootstrap.servers"]
         raise OptionError(
             "subscribe",
@@ -591,10 +593,8 @@ def _find_ranges(
             "a topic that exists",
             "check its name",
         )
-    ends = broker.ends(partitions)
-    earliest = broker.earliest(ends)
-    starts = make_start_bound(options).resolve(earliest, ends, broker.offsets_at, partitions)
-    stops = make_end_bound(options).resolve(earliest, ends, broker.offsets_at, partitions)
+    starts = make_start_bound(options).resolve(earliest, ends, broker.offsets_at)
+    stops = make_end_bound(options).resolve(earliest, ends, broker.offsets_at)
     later_starts: Mapping[Partition, int] = starts
     if last_us is not None:
         later_starts = _find_later_starts(broker, read_range, starts, stops, last_us)

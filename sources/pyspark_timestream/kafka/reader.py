@@ -42,7 +42,11 @@ from pyspark_timestream.core.adapters import (
 from pyspark_timestream.core.checkpoint import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.core.session import find_wrong_settings
 from pyspark_timestream.errors import OptionError, SchemaRefused
-from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
+from pyspark_timestream.kafka.client.broker import (
+    Broker,
+    acquire_broker,
+    find_every_range,
+)
 from pyspark_timestream.kafka.client.native_consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.range_reader import (
     CommittedClock,
@@ -378,8 +382,7 @@ class KafkaBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return one task per partition, or per piece of a partition that is cut."""
         broker = Broker(self._options, self._group)
-        existing = broker.partitions()
-        starts, stops = self._bounds(broker, existing, existing)
+        _, starts, stops = self._bounds(broker, list)
         options = pin_checked_reader_schemas(self._options, self._projection, {})
         slices = slice_read(options, starts, stops)
         return [BatchTask(read_slice, options.reader_schemas) for read_slice in slices]
@@ -388,21 +391,29 @@ class KafkaBatchReader(DataSourceReader):
         """Run in a task: return the rows of one `BatchTask`."""
         assert isinstance(partition, BatchTask)
         with acquire_broker(self._options, self._group) as broker:
-            existing = broker.partitions()
-            bounds = self._bounds(
-                broker, existing, select_partitions(partition.read_slice, existing)
-            )
-        plan = plan_slice(self._options, partition.read_slice, existing, *bounds)
+            select = partial(select_partitions, partition.read_slice)
+            existing, starts, stops = self._bounds(broker, select)
+        plan = plan_slice(self._options, partition.read_slice, existing, starts, stops)
         task = KafkaTask(plan, self._group, reader_schemas=partition.reader_schemas)
         yield from read_task(self._options, self._projection, task, is_batch=True)
 
     def _bounds(
-        self, broker: Broker, existing: Sequence[Partition], requested: Sequence[Partition]
-    ) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """Return the starts and ends of those `requested` partitions that exist."""
-        options, ends = self._options, broker.ends(requested)
-        earliest = broker.earliest(ends)
+        self, broker: Broker, select: Callable[[Sequence[Partition]], list[Partition]]
+    ) -> tuple[Sequence[Partition], dict[Partition, int], dict[Partition, int]]:
+        """Return the existing partitions, and the starts and ends of those that `select` returns.
+
+        Raises:
+            BrokerUnreachable: as `find_every_range`.
+        """
+        options, existing = self._options, list[Partition]()
+
+        def list_selected() -> list[Partition]:
+            existing[:] = broker.partitions()
+            return select(existing)
+
+        earliest, ends = find_every_range(broker, list_selected)
         return (
+            existing,
             make_start_bound(options).resolve(earliest, ends, broker.offsets_at, existing),
             make_end_bound(options).resolve(earliest, ends, broker.offsets_at, existing),
         )

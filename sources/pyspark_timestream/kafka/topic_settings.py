@@ -24,7 +24,7 @@ from pyspark_timestream.core.declarations import (
     read_options,
 )
 from pyspark_timestream.errors import OptionError, shorten
-from pyspark_timestream.kafka.client.broker import acquire_broker
+from pyspark_timestream.kafka.client.broker import acquire_broker, find_every_range
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import OPTIONS_BY_SHAPE
@@ -139,14 +139,11 @@ def _read_topic(
     )
     group = f"{options.group_prefix}-time-settings"
     with acquire_broker(options, group) as broker:
-        partitions = broker.partitions()
-        if not partitions:
-            raise _source_error(f"topic '{source.topic}' does not exist", "create it, compacted")
-        ends = broker.ends(partitions)
-        earliest = broker.earliest(ends)
+        earliest, ends = find_every_range(broker, broker.partitions)
+    if not ends:
+        raise _source_error(f"topic '{source.topic}' does not exist", "create it, compacted")
     ranges = [
-        OffsetRange(partition, earliest.get(partition, end), end)
-        for partition, end in sorted(ends.items())
+        OffsetRange(partition, earliest[partition], end) for partition, end in sorted(ends.items())
     ]
     reader = RangeReader(options, group)
     try:

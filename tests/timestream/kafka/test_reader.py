@@ -13,13 +13,14 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 from timestream.builders import at, options
+from timestream.driven import FakeBroker
 
 from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka import reader as module
 from pyspark_timestream.kafka.decode.columns import build_default_schema, project
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
-from pyspark_timestream.kafka.ranges import OffsetRange, TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import OffsetRange, Partition, TaskPlan, TaskRange
 from pyspark_timestream.kafka.reader import (
     KafkaStreamReader,
     KafkaTask,
@@ -219,3 +220,26 @@ def test_a_fold_that_was_written_by_hand_is_checked_as_well() -> None:
     for text in ("", "[]", "{}", '{"type": "long"}', "\0"):
         with pytest.raises((OptionError, SchemaRefused), match="foldWindows"):
             folding(Partial("count"), text).stream_reader(COLUMNS)
+
+
+def test_a_batch_read_leaves_out_no_partition_whose_leader_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = FakeBroker(p0=(0, 10), p1=(0, 20))
+    told, untold = broker.ends, [at(1)]
+
+    def ends(partitions: list[Partition]) -> dict[Partition, int]:
+        lacks = untold.pop() if untold else None
+        return {part: end for part, end in told(partitions).items() if part != lacks}
+
+    monkeypatch.setattr(broker, "ends", ends)
+    monkeypatch.setattr("pyspark_timestream.kafka.client.broker.LEADER_CHANGE_GRACE_S", 0.05)
+    monkeypatch.setattr(module, "Broker", broker.connect)
+    given = options(startingOffsets="earliest")
+    reader = module.KafkaBatchReader(given, project(given, build_default_schema(given)))
+    read = [
+        open_range.partition
+        for task in reader.partitions()
+        for open_range in task.read_slice.ranges
+    ]
+    assert read == [at(0), at(1)]

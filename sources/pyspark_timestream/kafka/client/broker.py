@@ -22,6 +22,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.consumer import (
     Pool,
@@ -42,6 +43,7 @@ from pyspark_timestream.kafka.client.errors import (
     is_login_refused,
 )
 from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_clocks
+from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -390,6 +392,34 @@ def acquire_broker(options: KafkaOptions, group: str) -> AbstractContextManager[
     limits = options.retries, options.retry_interval_ms, options.connect_timeout_ms
     key = (group, *topics, *limits, *sorted(options.client.items()))
     return _POOL.acquire(key, lambda: Broker(options, group))
+
+
+def find_every_range(
+    broker: Broker, list_partitions: Callable[[], Collection[Partition]]
+) -> tuple[dict[Partition, int], dict[Partition, int]]:
+    """Return the first offset and the end of each listed partition.
+
+    A partition may be listed without offsets, as while its leader changes. Where nobody would come
+    back to one that is left out, its records would be lost: so ask again.
+
+    Raises:
+        BrokerUnreachable: a partition still has no offsets after `LEADER_CHANGE_GRACE_S`.
+    """
+    budget = RetryBudget(LEADER_CHANGE_GRACE_S)
+    while True:
+        partitions = list_partitions()
+        ends = broker.ends(partitions)
+        earliest = broker.earliest(ends)
+        unknown = sorted(set(partitions) - earliest.keys())
+        if not unknown:
+            return earliest, ends
+        if not budget.pause_before_retry():
+            raise BrokerUnreachable(
+                f"the brokers list {unknown[0]} and do not tell its offsets"
+                + (f", nor those of {len(unknown) - 1} others" if unknown[1:] else ""),
+                next_step="see to it that every partition has a leader, and start the query again: "
+                "it goes on where it stopped",
+            )
 
 
 def _name_topics(topics: Set[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from pyspark_timestream.core.instants import SECOND_US
 from pyspark_timestream.errors import OptionError
-from pyspark_timestream.kafka.client.broker import Broker
+from pyspark_timestream.kafka.client.broker import Broker, find_every_range
 from pyspark_timestream.kafka.decode.records import ReadRange
 from pyspark_timestream.kafka.driver.trackers import IdleTracker
 from pyspark_timestream.kafka.offsets.changes import change_clock
@@ -103,7 +103,7 @@ class CtiImporter:
 
     def limit_to_current_ends(self) -> None:
         """Read no further than the topic's current ends."""
-        ends = self._broker.ends(self._broker.partitions())
+        _, ends = find_every_range(self._broker, self._broker.partitions)
         if self._topic is None:
             self._bounds = ends
             self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
@@ -121,6 +121,7 @@ class CtiImporter:
 
         Raises:
             OptionError: the topic does not exist.
+            BrokerUnreachable: at first, as `find_every_range`.
             DataLost: records of the topic are gone, and option `failOnDataLoss` is true.
         """
         if self._topic is None:
@@ -129,7 +130,12 @@ class CtiImporter:
             self._idle_tracker.resume(self._topic.partitions)
         topic = self._topic
         recreated = self._refresh_partitions(now_us)
-        readable_ends = self._broker.ends(self._partitions)
+        if topic.partitions:
+            readable_ends = self._broker.ends(self._partitions)
+        else:
+            # A partition that is left out now is found later, when the topic's CTI may be above
+            # its records.
+            _, readable_ends = find_every_range(self._broker, self._broker.partitions)
         if not readable_ends and not topic.partitions:
             raise OptionError(
                 "ctiImport",

@@ -461,7 +461,10 @@ class StreamDriver:
         ended = self._find_ended(previous)
         last_positions = previous.ends
         open_positions = _leave_out(last_positions, ended)
-        ends = limit_ends(self._ends.wait_for(open_positions), previous.fixed_ends, ended)
+        reachable = self._ends.wait_for(open_positions)
+        if run.new_start:
+            reachable |= self._ends.correct_bounds(open_positions)
+        ends = limit_ends(reachable, previous.fixed_ends, ended)
         readable_ends = self._ends.readable_ends
         # A bounded run has a bound for a partition even if it is gone: look at the logs as well.
         new = [

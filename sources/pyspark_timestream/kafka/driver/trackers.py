@@ -20,7 +20,7 @@ from typing import Final
 
 from pyspark_timestream.core.instants import SECOND_US
 from pyspark_timestream.errors import BrokerUnreachable, name_topics
-from pyspark_timestream.kafka.client.broker import Broker
+from pyspark_timestream.kafka.client.broker import Broker, find_every_range
 from pyspark_timestream.kafka.offsets.offset import ImportedPartition, PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S, raise_to_positions
 from pyspark_timestream.kafka.offsets.stream_state import find_caught_up, find_newly_idle
@@ -235,11 +235,33 @@ class RunEnds:
 
         With an import, also note the ends that include open transactions: imported CTIs wait for
         these.
+
+        Raises:
+            BrokerUnreachable: as `find_every_range`.
         """
         if has_import:
             partitions = self._partition_cache.get(fresh=True)
             self._bound_high_watermarks = self._get_broker().high_watermarks(partitions)
-        self._bounds = raise_to_positions(self.request_ends(fresh=True), read_ends)
+        _, self.readable_ends = find_every_range(
+            self._get_broker(), lambda: self._partition_cache.get(fresh=True)
+        )
+        self._bounds = raise_to_positions(self.readable_ends, read_ends)
+
+    def correct_bounds(self, positions: Mapping[Partition, int]) -> Ends:
+        """Correct the bounds of a run that begins at `positions`; return the new ones.
+
+        A partition without a bound was missing when the bounds were taken, and a bound below its
+        position was an old end. The last request has a later one of both.
+        """
+        if self._bounds is None:
+            return {}
+        late = {
+            partition: self.readable_ends[partition]
+            for partition, position in positions.items()
+            if self._bounds.get(partition, -1) < position and partition in self.readable_ends
+        }
+        self._bounds |= late
+        return late
 
     def request_ends(self, *, fresh: bool = False) -> Ends:
         """Return how far each partition may be read now."""

@@ -36,7 +36,8 @@ from pyspark_timestream.rules.clocks import PartitionClock
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.trackers.LEADER_CHANGE_GRACE_S", 0.05)
+    for module in ("driver.trackers", "client.broker"):
+        monkeypatch.setattr(f"pyspark_timestream.kafka.{module}.LEADER_CHANGE_GRACE_S", 0.05)
 
 
 class Imports:
@@ -1142,6 +1143,53 @@ def test_a_first_batch_waits_for_a_partition_whose_leader_changes():
 
     broker.earliest = earliest
     assert Driven(broker).plan() == {0: (0, 10), 1: (0, 20)}
+
+
+def untold(broker, times):
+    """Let the broker list partition 1, and tell no end of it for so many answers."""
+    told, asked = broker.ends, iter(range(10**6))
+
+    def ends(partitions):
+        lacks = next(asked) < times
+        return {part: end for part, end in told(partitions).items() if not lacks or part != at(1)}
+
+    broker.ends = ends
+
+
+@pytest.mark.parametrize(
+    "raw", [{}, {"advanceTime": "IncreasingStartTime"}, {"endingOffsets": "latest"}]
+)
+def test_a_bounded_run_leaves_out_no_partition_whose_leader_changes(raw):
+    """After a final CTI, or with ends of its own, a stream never comes back to it."""
+    broker = FakeBroker(p0=(0, 10), p1=(0, 20))
+    run = Driven(broker, **raw)
+    untold(broker, times=1)
+    run.driver.limit_to_current_ends()
+    assert run.plan() == {0: (0, 10), 1: (0, 20)}
+
+
+def test_a_bounded_run_without_the_end_of_a_partition_ends_by_name():
+    broker = FakeBroker(p0=(0, 10), p1=(0, 20))
+    run = Driven(broker, advanceTime="IncreasingStartTime")
+    untold(broker, times=10**6)
+    said = r"the brokers list topic 'topic' partition 1 and do not tell its offsets; .*start"
+    with pytest.raises(BrokerUnreachable, match=said):
+        run.driver.limit_to_current_ends()
+
+
+@pytest.mark.parametrize("trouble", [{"missing": [0]}, {"former_ends": [5]}])
+def test_a_bounded_run_reads_all_of_a_partition_whose_leader_changed_as_it_began(trouble):
+    broker = FakeBroker(p0=(0, 10), p1=(0, 20))
+    first = Driven(broker)
+    first.plan()
+    broker.log[at(0)] = (0, 15)
+    run = Driven(broker, finalCti="true", ctiFrequency="1")
+    run.offset = {**first.offset, "settings": run.driver._options.settings()}
+    vars(broker).update(trouble)
+    run.driver.limit_to_current_ends()
+    assert run.plan() == {0: (10, 15), 1: (20, 20)}
+    assert run.plan() == {0: (15, 15), 1: (20, 20)}
+    assert StreamOffset.from_json(run.offset).final
 
 
 def test_a_first_batch_leaves_out_a_partition_that_stays_without_a_leader():

@@ -244,6 +244,22 @@ def test_a_running_import_that_is_bounded_keeps_what_it_has_seen():
     assert [run.update() for _ in range(4)] == [(None, set())] * 3 + [(9, {1})]
 
 
+@pytest.mark.parametrize("bounded", [False, True])
+def test_an_import_waits_for_a_partition_whose_leader_changes(bounded):
+    """Left out, it would be found later: what lies between it and the other one would be late."""
+    broker = Quiet([50], [3])
+    told, lacks = broker.ends, [True]
+
+    def ends(partitions):
+        left_out = {at(1, "fast")} if lacks and lacks.pop() else set()
+        return {part: end for part, end in told(partitions).items() if part not in left_out}
+
+    broker.ends = ends
+    run = Importing(broker)
+    run.restart(bounded)
+    assert run.update() == (3, set())
+
+
 class NoTopic:
     trouble_count = 0
 
@@ -251,6 +267,9 @@ class NoTopic:
         return []
 
     def ends(self, partitions):
+        return {}
+
+    def earliest(self, partitions):
         return {}
 
     def topic_ids(self, topics):
@@ -272,7 +291,6 @@ def test_an_imported_partition_that_is_missing_for_a_moment_is_not_gone():
     assert importer.update(gone, {}, -9_000_000) == gone
     assert importer.update(gone, {}, 1) == gone
     assert importer.update(gone, {}, 5_000_000) == gone
-    importer._broker.earliest = lambda partitions: {}
     assert importer.update(gone, {}, 5_000_001) == ImportedTopic({}, 7)
 
 
