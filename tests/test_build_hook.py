@@ -54,6 +54,7 @@ def test_without_a_compiler_the_package_is_built_without_the_native_reader(
     assert not any(library.exists() for library in libraries(hook))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 def test_a_wheel_with_the_native_reader_is_for_one_platform_and_every_python_3(
     hook: Any,
@@ -83,6 +84,7 @@ def test_a_source_that_no_compiler_accepts_leaves_the_other_one(hook: Any) -> No
     assert build_data["tag"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
 def test_an_editable_install_has_the_library_beside_its_source(hook: Any) -> None:
     build_data: dict[str, Any] = {"force_include": {}}

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import duckdb
-from files_passed import ROOTS
+from sources import ROOTS, SOURCES, tree_of
 
 import pyspark_timestream
 import pyspark_tseries
@@ -40,7 +40,6 @@ from pyspark_tseries.store.log_entries import INFO_KEY
 from pyspark_tseries.write.rows import EDIT_OF
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted(path for root in ROOTS for path in root.rglob("*.py"))
 STORE = [path for path in SOURCES if path.is_relative_to(ROOTS[1])]
 WORD = re.compile(r"(?<!`)`([a-z_][a-z0-9_]*)(?:\(\))?`(?!`)")
 Scope = ast.FunctionDef | ast.ClassDef
@@ -154,22 +153,16 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[list[Scope], ast.Constant]]:
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
-    """The syntax of all modules of both packages."""
-    return {path: ast.parse(path.read_text()) for path in SOURCES}
-
-
-@cache
 def classes() -> dict[str, set[str]]:
     """The members of all classes of both packages."""
-    nodes = (node for tree in trees().values() for node in tree.body)
+    nodes = (node for path in SOURCES for node in tree_of(path).body)
     return {node.name: members_of(node) for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 @cache
 def defined() -> set[str]:
     """The modules of both packages, and what they define."""
-    nodes = (node for tree in trees().values() for node in tree.body)
+    nodes = (node for path in SOURCES for node in tree_of(path).body)
     return {path.stem for path in SOURCES} | {
         node.name for node in nodes if isinstance(node, Scope)
     }
@@ -218,7 +211,7 @@ def test_a_word_of_a_docstring_names_something_that_is_there() -> None:
             known |= STREAM_WORDS
         elif path.parent.name in ("client", "model", "spark", ROOTS[1].name):
             known |= FACING
-        stale[f"{path.parent.name}/{path.name}"] = stale_words(trees()[path], known)
+        stale[f"{path.parent.name}/{path.name}"] = stale_words(tree_of(path), known)
     assert {name: words for name, words in stale.items() if words} == {}
 
 

@@ -10,29 +10,29 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from files_passed import ROOTS, files_passed
+from files_passed import files_passed
+from sources import ROOTS, SOURCES, text_of, tree_of
 
 from pyspark_tseries import TimeSeries
 
-SOURCES = sorted(path for root in ROOTS for path in root.rglob("*.py"))
 MOST_FILES = 200
 LONGEST = 900
 MOST_OF_AN_APPEND = 16
 
 
 def test_the_packages_have_few_files() -> None:
-    lines = sum(len(path.read_text().splitlines()) for path in SOURCES)
+    lines = sum(len(text_of(path).splitlines()) for path in SOURCES)
     print(f"{len(SOURCES)} files, {lines} lines")
     assert len(SOURCES) <= MOST_FILES
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_no_file_is_longer_than_a_sitting(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST
+    assert len(text_of(path).splitlines()) <= LONGEST
 
 
 def test_only_the_packages_themselves_list_what_they_export() -> None:
-    listing = [path for path in SOURCES if "\n__all__" in path.read_text()]
+    listing = [path for path in SOURCES if "\n__all__" in text_of(path)]
     assert listing == sorted(root / "__init__.py" for root in ROOTS)
 
 
@@ -45,7 +45,7 @@ DEFINED_TWICE = {
 def test_a_constant_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for path in SOURCES:
-        for name in sorted(constants_of(ast.parse(path.read_text()))):
+        for name in sorted(constants_of(tree_of(path))):
             places.setdefault(name, []).append(f"{path.parent.name}/{path.name}")
     twice = {name: where for name, where in places.items() if len(where) > 1}
     assert {name: twice[name] for name in twice if name not in DEFINED_TWICE} == {}
@@ -91,9 +91,9 @@ def test_a_command_that_a_message_advises_quotes_what_it_names(root: Path) -> No
     # Somebody pastes it, and a path may have a blank or an apostrophe.
     texts = [
         text
-        for code in map(Path.read_text, root.rglob("*.py"))
-        if MAY_ADVISE.search(code)
-        for text in ast.walk(ast.parse(code))
+        for path in SOURCES
+        if path.is_relative_to(root) and MAY_ADVISE.search(text_of(path))
+        for text in ast.walk(tree_of(path))
         if isinstance(text, ast.JoinedStr)
     ]
     named = []

@@ -107,6 +107,7 @@ def test_ctrl_c_ends_watch(tmp_path: Path, shown: list[str]) -> None:
         assert (process.returncode, errors) == (INTERRUPTED, "interrupted\n")
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_browse(tmp_path: Path) -> None:
     assert tseries.COMMANDS["browse"][1] is browse
     TimeSeries.create(tmp_path / "s", {"v": pa.int64()}, "unlimited").append("a", 1)
@@ -118,6 +119,7 @@ def test_ctrl_c_ends_browse(tmp_path: Path) -> None:
         assert (process.returncode, errors) == (INTERRUPTED, "interrupted\n")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("package", "module"),
     [

@@ -146,6 +146,7 @@ def differing(connection: duckdb.DuckDBPyConnection, place: Path, sql: str) -> D
     return differences(connection, "q11", Load(EVENTS), place)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sql", "wrong"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from sources import SOURCES, tree_of
 
 import pyspark_timestream
 import pyspark_tseries
@@ -73,9 +74,10 @@ CONVERTED = {
 def test_every_exception_is_exported_or_private_to_its_package(package: ModuleType) -> None:
     exported = {name for name in package.__all__ if is_exception(getattr(package, name))}
     found = set()
-    for path in Path(package.__path__[0]).rglob("*.py"):
-        module = path.relative_to(Path(package.__path__[0]).parent).with_suffix("")
-        for node in ast.parse(path.read_text()).body:
+    root = Path(package.__path__[0])
+    for path in (path for path in SOURCES if path.is_relative_to(root)):
+        module = path.relative_to(root.parent).with_suffix("")
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.add((".".join(module.parts), node.name))
     for module_name, name in found:

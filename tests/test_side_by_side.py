@@ -79,6 +79,7 @@ def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path) -> None:
     assert kept["job"] == "a job"
 
 
+@pytest.mark.thorough
 def test_core_seconds_are_told_apart_by_kind_and_those_of_ended_processes_count() -> None:
     spin = "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
     kinds = {"jvm": "org.apache.spark.deploy.SparkSubmit", "broker": "kafka.Kafka"}

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import tested
 from documents import read
 from generate import generate
@@ -10,6 +11,7 @@ PAGE = "docs/explanation/how-it-is-tested.md"
 
 
 # One test, not one for each kind: each process of pytest would read all tests first.
+@pytest.mark.thorough
 def test_every_kind_is_counted_and_its_command_finds_tests() -> None:
     targets = set(re.findall(r"^([\w.-]+):", read("Makefile"), re.MULTILINE))
     for kind in tested.KINDS:

@@ -93,6 +93,7 @@ def test_every_reader_gives_the_rows_of_the_oracle(
             assert rows_of(ask(draw(kind, LOAD, number))) == rows, name
 
 
+@pytest.mark.thorough
 def test_totals_are_all_readings_in_every_store(place: Path) -> None:
     found = {name: answers(name, place, LOAD, TOTALS)["digests"] for name in READERS}
     assert len({*map(tuple, found.values())}) == 1

@@ -8,10 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pyspark_timestream
-import pyspark_tseries
-
-ROOTS = [Path(each.__file__).parent for each in (pyspark_timestream, pyspark_tseries)]
+from sources import ROOTS
 
 
 @contextmanager

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 SHARDS = 4
-SIMULATION_SECONDS = in_ci(2, 10)
+SIMULATION_SECONDS = in_ci(1, 10)
 """Of each shard: `make simulate` looks for longer."""
 
 

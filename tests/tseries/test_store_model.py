@@ -1,7 +1,7 @@
 """Random programs on a store, with maintenance, damage and other writers between, against a model.
 
-MODEL_SECONDS says for how long (ten seconds), MODEL_SEED where it begins: a program that fails says
-its seed, and runs first with it.
+MODEL_SECONDS says for how long (three seconds, ten in CI), MODEL_SEED where it begins: a program
+that fails says its seed, and runs first with it.
 """
 
 import os
@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from lengths import repetitions
+from lengths import in_ci, repetitions
 from tseries.store_model_writer import Writers
 from tseries.store_program import Program
 
-SECONDS = float(os.environ.get("MODEL_SECONDS", repetitions(10, 60)))
+SECONDS = float(os.environ.get("MODEL_SECONDS", repetitions(in_ci(3, 10), 60)))
 SEED = int(os.environ.get("MODEL_SEED", "0"))
 STEPS = 250
 """A program."""

@@ -15,6 +15,7 @@ from pyspark_timestream.core.processes import end_quietly
 PACKAGES = [pyspark_timestream, pyspark_tseries]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_command_tells_its_version(package: ModuleType) -> None:
     line = [sys.executable, "-m", package.__name__, "--version"]

@@ -21,6 +21,7 @@ import pyspark_timestream{}
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", ["", *(f".{name}" for name in PURE)])
 def test_the_package_and_its_rules_import_without_spark_and_kafka(module):
     subprocess.run([sys.executable, "-c", IMPORT_WITHOUT.format(module)], check=True)

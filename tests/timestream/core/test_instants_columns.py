@@ -206,6 +206,7 @@ FORMS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMS)
 def test_times_of_every_form_cost_about_what_those_with_a_z_cost(name):
     """One by one they would cost 25 times as much."""
@@ -217,6 +218,7 @@ def test_times_of_every_form_cost_about_what_those_with_a_z_cost(name):
     assert cpu_seconds(other) < 5 * cpu_seconds(plain)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bad", ["2024-02-30T00:00:00Z", "soon", ""])
 def test_one_impossible_date_does_not_slow_its_block(bad):
     """Reading its block one by one took 30 times as long."""

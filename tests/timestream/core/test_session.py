@@ -117,6 +117,7 @@ def test_import_of_a_helper_warns_of_a_foreign_interpreter(foreign_path: str) ->
     assert f"PYSPARK_PYTHON={sys.executable}" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "statement",
     [
@@ -132,6 +133,7 @@ def test_import_of_configure_spark_or_of_no_helper_warns_of_nothing(
     assert import_in_a_new_process(statement, foreign_path) == ""
 
 
+@pytest.mark.thorough
 def test_import_of_a_helper_warns_of_nothing_where_the_interpreter_is_right() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -141,6 +143,7 @@ def test_import_of_a_helper_warns_of_nothing_where_the_interpreter_is_right() ->
     assert import_in_a_new_process(statement, "", PYSPARK_PYTHON=sys.executable) == ""
 
 
+@pytest.mark.thorough
 def test_import_of_a_helper_by_a_client_of_a_server_warns_of_nothing(foreign_path: str) -> None:
     statement = "from pyspark_timestream import advance_time"
     assert import_in_a_new_process(statement, foreign_path, SPARK_REMOTE=URL) == ""

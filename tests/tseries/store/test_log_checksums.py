@@ -219,6 +219,7 @@ def test_columns_that_are_added_have_an_entry_with_a_checksum(path):
         answers(path)
 
 
+@pytest.mark.thorough
 def test_a_flipped_bit_of_a_checkpoint_is_named_and_hides_no_event(with_checkpoint):
     path, right = with_checkpoint, answers(with_checkpoint)
     victim = path / "_delta_log" / f"{49:020d}.checkpoint.parquet"

@@ -559,6 +559,7 @@ def test_lists_of_series_are_joined_by_the_names_they_have_in_common(lists):
     assert joined(pairs) == joined((a, b) for a, b in every if set(lists[a]) & set(lists[b]))
 
 
+@pytest.mark.thorough
 def test_series_names_of_many_tasks_may_exceed_one_text_array():
     long = pa.array(["a" * 1_000_000])
     pairs = batches_module._overlapping_pairs([long] * 2200)

@@ -107,6 +107,7 @@ def test_a_page_is_told_of_news_alone(tmp_path, monkeypatch):
     assert len(told) == 2
 
 
+@pytest.mark.thorough
 def test_a_thousand_partitions_take_little_of_a_core_with_a_batch_a_second(tmp_path):
     for name in ("offsets", "commits"):
         (tmp_path / name).mkdir()

@@ -260,6 +260,7 @@ def size(start, end):
     return len(left)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prefix", ["w", "01234567-89ab-cdef-0123-456789"])
 def test_clocks_of_writers_take_little_beside_what_the_driver_knows(prefix):
     """5,000 that keep step and 600 of them mark in a batch, or 700 that all do."""

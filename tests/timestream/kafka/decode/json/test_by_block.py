@@ -329,6 +329,7 @@ for value in sys.stdin.buffer.read().splitlines():
 """
 
 
+@pytest.mark.thorough
 def test_a_number_of_a_billion_places_ends_no_process():
     """Arrow's parser of decimals reads memory that is not its own."""
     numbers = ["1e-99999999", "-0.5E-999999999", "0e-999999999", "5.e-99999999"]

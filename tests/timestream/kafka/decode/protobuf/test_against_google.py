@@ -120,6 +120,7 @@ def test_any_message_of_any_schema_is_read_as_googles_library_reads_it(schema, r
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])
 def test_thousands_of_random_messages_are_read_as_googles_library_reads_them(syntax):
     schema, rng = rich_schema(syntax), random.Random(1)
