@@ -253,6 +253,7 @@ SHOWN_BY = {
     "bounds": "test_wrong_bounds_in_the_log_are_found_and_mended",
     "head": "test_a_lost_head_is_mended_and_no_event_is_lost",
     "clock": "test_a_store_with_commits_of_the_future_is_refused_and_repaired",
+    "types": "test_a_change_that_is_killed_twice_between_types_and_files_narrows_no_writer",
     "erasure record": "test_a_lost_record_of_an_act_is_named",
     "store": "test_store_that_cannot_be_created_gives_a_one_line_error",
     "sequence": "test_each_kind_of_breakage_is_named",

@@ -230,6 +230,14 @@ DAMAGES: Final = {
         None,
         _REPAIR,
     ),
+    "types": Damage(
+        "the files beside the columns, by `verify`",
+        None,
+        "nothing: every value is read as it is",
+        "files with the types of the columns, which other tools ask for",
+        "finish the change that was ended in the middle: call widen_columns with this column and "
+        "type again",
+    ),
     "erasure record": Damage(
         "each read of it, and `verify`",
         None,

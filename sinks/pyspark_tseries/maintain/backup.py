@@ -22,6 +22,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.commits import CommitId
 from pyspark_tseries.storage.failures import explained_failures, unreachable_error
 from pyspark_tseries.storage.location import (
+    CLAIM_FOLDER,
     LOG_FOLDER,
     Location,
     list_directories,
@@ -123,7 +124,8 @@ def _claimed(to: Location) -> Iterator[None]:
     """Hold the target for one backup; raise UnusableStore if another one has begun there.
 
     On a disk, making the folder `_tseries` claims the target. An object store has no folders;
-    there, creating a table does. A backup that fails leaves it there.
+    there, creating a table in the claim's folder does. A backup that fails leaves the claim there,
+    which lets no store be created.
     """
     if to.is_local:
         os.makedirs(to.root, exist_ok=True)
@@ -131,9 +133,11 @@ def _claimed(to: Location) -> Iterator[None]:
             to.make_directories(to.file("_tseries"), new=True)
         except FileExistsError:
             raise _occupied_error(to, "_tseries") from None
+        to.make_directories(to.file(*CLAIM_FOLDER))
         yield
+        os.rmdir(to.file(*CLAIM_FOLDER))
         return
-    claim = Location(f"{to.root}/_tseries/staging/claim", to.options)
+    claim = Location("/".join([to.root, *CLAIM_FOLDER]), to.options)
     try:
         schema = pa.schema([("kind", pa.string())])
         DeltaTable.create(claim.uri, schema, storage_options=claim.storage_options)
@@ -155,9 +159,9 @@ def _list_names(location: Location) -> list[str]:
     return [*location.list_folders(location.file()), *files]
 
 
-def _occupied_error(to: Location, name: str) -> UnusableStore:
+def _occupied_error(to: Location, name: str, outcome: str = "nothing was copied") -> UnusableStore:
     return UnusableStore(
-        f"'{to.root}' is not empty: it has '{name}'; nothing was copied",
+        f"'{to.root}' is not empty: it has '{name}'; {outcome}",
         "a directory that is empty, or is not there yet",
         "name another one, or remove what is in it",
     )
@@ -201,6 +205,8 @@ def _copy_moment(source: Location, to: Location, copied: dict[str, int]) -> Back
     needed = {*moment.files, *others, *later}
     kept = {name: size for name, size in copied.items() if name in needed}
     to.remove([to.file(name) for name in copied if name not in kept])
+    if LOG_FOLDER in _list_names(to):  # Of a store that was created just before the claim.
+        raise _occupied_error(to, LOG_FOLDER, "the files that were copied belong to no store")
     _write_log(to, moment, [to.file(name) for name in kept])
     Store.open(to).index()  # Raises if the copy is not a whole store.
     size = sum(kept.values()) + sum(map(len, moment.log.values()))

@@ -32,7 +32,14 @@ from deltalake import DeltaTable
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.core.processes import read_wall_clock
-from pyspark_tseries.errors import FROM_A_COPY, Finding, StoreBusy, UnusableStore, WrongClock
+from pyspark_tseries.errors import (
+    DAMAGES,
+    FROM_A_COPY,
+    Finding,
+    StoreBusy,
+    UnusableStore,
+    WrongClock,
+)
 from pyspark_tseries.maintain.rebuild import (
     RecoveredHead,
     TimeCorrection,
@@ -636,7 +643,12 @@ def repair(
         if _run_steps(job):
             reported = {finding.path for finding in job.left if finding.path is not None}
             remaining = (finding for finding in verify(location) if finding.path not in reported)
-            job.left += (replace(finding, next_step=FROM_A_COPY) for finding in remaining)
+            job.left += (
+                finding
+                if DAMAGES[finding.kind].mended is None
+                else replace(finding, next_step=FROM_A_COPY)
+                for finding in remaining
+            )
     return RepairResult(tuple(job.mended), tuple(job.lost), tuple(job.left))
 
 

@@ -37,7 +37,7 @@ from pyspark_tseries.model.arrays import (
     split_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
+from pyspark_tseries.model.columns import ERASURE_FIELD, fits, type_name
 from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US
 from pyspark_tseries.model.ranges import DEFAULT_RANGE, RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import SeriesIndex, compute_state
@@ -133,11 +133,13 @@ class FileCheck:
         problem: a sentence; None if the file is intact.
         stats: the bounds of its rows; None if it has no rows, or a problem.
         samples: samples of its keys.
+        narrow: a sentence that the file has a narrower type than the store; else None.
     """
 
     problem: str | None = None
     stats: FileStats | None = None
     samples: list[SizedKey] = field(default_factory=list)
+    narrow: str | None = None
 
 
 class _DamagedFile(Exception):
@@ -173,7 +175,7 @@ def _check_content(
 ) -> None:
     footer = source.footer
     file_schema = footer.metadata.schema.to_arrow_schema()
-    _check_columns(file_schema, pa.schema([*BASE_SCHEMA, *values]), file)
+    checked.narrow = _check_columns(file_schema, pa.schema([*BASE_SCHEMA, *values]), file)
     rows, last_key = 0, None
     for group in range(footer.group_count):
         table = pa.table(source.columns([group], file_schema.names, threads=True))
@@ -196,8 +198,13 @@ def _check_content(
         raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
 
 
-def _check_columns(file_schema: pa.Schema, store_schema: pa.Schema, file: DataFile) -> None:
-    """Raise _DamagedFile if the file lacks a column of every store, or one has another type."""
+def _check_columns(file_schema: pa.Schema, store_schema: pa.Schema, file: DataFile) -> str | None:
+    """Return a sentence about a column with a narrower type than the store's; None without one.
+
+    Raises:
+        _DamagedFile: the file lacks a column of every store, or one has a type of another kind.
+    """
+    narrow = None
     for column in store_schema:
         if column.name not in file_schema.names:
             if column.name in BASE_SCHEMA.names and column.name != ERASURE_FIELD.name:
@@ -207,10 +214,14 @@ def _check_columns(file_schema: pa.Schema, store_schema: pa.Schema, file: DataFi
         # Writers name some nested fields, such as the elements of lists, differently.
         may_differ = file.is_foreign or pa.types.is_nested(column.type)
         if data_type != column.type and not may_differ:
-            raise _DamagedFile(
+            difference = (
                 f"has a column '{column.name}' of type {data_type}, the store's is of type "
                 f"{column.type}"
             )
+            if column.name in BASE_SCHEMA.names or not fits(data_type, column.type):
+                raise _DamagedFile(difference)
+            narrow = f"file '{file.path}' {difference}"
+    return narrow
 
 
 def _check_erased(table: pa.Table, values: Iterable[pa.Field]) -> None:
@@ -503,6 +514,8 @@ def _find_damage(store: Store) -> Iterator[Finding]:
         if checked.problem is not None:
             yield Finding("file", checked.problem, path=file.path)
             continue
+        if checked.narrow is not None:
+            yield Finding("types", checked.narrow, path=file.path)
         readable.append(file)
         samples += checked.samples
         if checked.stats is not None and not file.is_foreign:

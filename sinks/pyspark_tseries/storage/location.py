@@ -330,6 +330,9 @@ def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
 LOG_FOLDER: Final = "_delta_log"
 """The folder of a Delta table's log."""
 
+CLAIM_FOLDER: Final = ("_tseries", "staging", "claim")
+"""This folder is there while a backup is made into a directory or prefix."""
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
@@ -371,6 +374,10 @@ class Location:
                     "a path that is in no table or other store",
                     f"choose one beside it, such as '{table}-{os.path.basename(self.root)}'",
                 )
+
+    def is_claimed(self) -> bool:
+        """Return whether a backup is being made here, or was ended before it was complete."""
+        return self._has_folder(self.file(*CLAIM_FOLDER))
 
     def _has_folder(self, path: str) -> bool:
         """Return whether there is a directory at `path`; False if the storage does not say."""

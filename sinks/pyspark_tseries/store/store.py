@@ -602,6 +602,9 @@ class Store:
         last_change = self.log.transaction(COLUMNS_TRANSACTION)
         if last_change is None:
             return ()
+        if not self.location.is_local:
+            # There a killed change has set types, and the next one has the same number.
+            last_change = self.log.version()
         if self._known_values is None or self._known_values[0] != last_change:
             self._known_values = last_change, self.values
         return self._known_values[1]

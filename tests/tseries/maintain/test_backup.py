@@ -1,5 +1,6 @@
 """A backup is one whole commit, made while writers go on, and goes on like the store itself."""
 
+import contextlib
 import datetime
 import os
 import re
@@ -224,6 +225,51 @@ def test_of_two_backups_into_a_prefix_at_the_same_time_one_is_refused(
     assert list(target.list_files(target.file("_tseries", "staging", "claim", "_delta_log"))) == []
     assert verify(target) == []
     assert len(Store.open(target).snapshot().files) == 25
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("moment", ["_copy_moment", "_claimed"])
+def test_no_store_is_created_where_a_backup_is_being_made(
+    tmp_path,
+    store,
+    bucket,  # noqa: F811
+    monkeypatch,
+    is_local,
+    moment,
+):
+    """The backup put its log over that of the new store, whose commits were acknowledged."""
+    path = str(tmp_path / "b") if is_local else bucket.uri(f"created meanwhile/{moment}")
+    target = parse_location(path, None if is_local else bucket.options)
+    step = getattr(backups, moment)
+
+    def create(*args):
+        monkeypatch.setattr(backups, moment, step)
+        fill(Store.create(target, [VALUE], RetainedRange()), 1)
+
+    def copy(*args):
+        with pytest.raises(UnusableStore, match="is the target of a backup that goes on"):
+            create()
+        return step(*args)
+
+    @contextlib.contextmanager
+    def claim(*args):
+        # A creation that saw no claim comes after the backup has looked into the target.
+        with step(*args):
+            with monkeypatch.context() as patch:
+                patch.setattr(Location, "is_claimed", lambda self: False)
+                create()
+            yield
+
+    monkeypatch.setattr(backups, moment, claim if moment == "_claimed" else copy)
+    if moment == "_copy_moment":
+        backup(store.root, target)
+        assert Store.open(target).id == store.id
+        fill(Store.open(target), 99)
+    else:
+        with pytest.raises(UnusableStore, match="not empty: it has '_delta_log'; the files that"):
+            backup(store.root, target)
+        assert Store.open(target).id != store.id
+    assert verify(target) == []
 
 
 @pytest.mark.parametrize("where", ["store", "backup"])

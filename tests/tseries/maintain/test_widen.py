@@ -11,6 +11,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
@@ -872,3 +873,46 @@ def test_a_call_that_is_killed_between_types_and_files_of_an_object_store_is_fin
     assert series.verify() == []
     table = DeltaTable(uri, storage_options=series._store.location.storage_options)
     assert table.to_pyarrow_table()["n"].to_pylist()[-1] in (2**40, value(0)["n"])
+
+
+@pytest.mark.session
+def test_a_change_that_is_killed_twice_between_types_and_files_narrows_no_writer(
+    bucket,  # noqa: F811
+    monkeypatch,
+):
+    """Both changes had the same number, so a writer took the second for the first."""
+    series = TimeSeries.create(
+        bucket.uri("torn twice"),
+        {"n": pa.int16()},
+        "unlimited",
+        "me",
+        auto_compact=False,
+        storage_options=bucket.options,
+    )
+    series.append("a", {"n": 1})
+    store = series._store
+    writer = TimeSeries(rival(store), "me", auto_compact=False)
+    for data_type in (pa.int32(), pa.int64()):
+        for call in (
+            lambda: TimeSeries(rival(store), "me").widen_columns({"n": data_type}),  # noqa: B023
+            lambda: writer.append("a", {"n": 2}),
+        ):
+            with monkeypatch.context() as killing:
+                killing.setattr(type(store.log), "_add_remote", lambda *_: fail(Killed()))
+                with pytest.raises(Killed):
+                    call()
+    writer.append("a", {"n": 2})
+    store.refresh()
+    files = {file.path: store.location.file(file.path) for file in store.data_files()}
+    found = [
+        path
+        for path, full in files.items()
+        if pq.read_schema(full, filesystem=store.location.filesystem).field("n").type != pa.int64()
+    ]
+    assert [path.startswith("kind=event/0000000000-") for path in found] == [True]
+    # What it left is no damage: the values are read, and the next call finishes the change.
+    for (finding,) in (series.verify(), repair(store.location, principal="me").left):
+        assert (finding.kind, finding.path) == ("types", found[0])
+        assert "call widen_columns with this column and type again" in finding.next_step
+    TimeSeries(rival(store), "me").widen_columns({"n": pa.int64()})
+    assert series.verify() == []
