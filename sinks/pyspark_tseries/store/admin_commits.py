@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
+from deltalake.exceptions import CommitFailedError
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
@@ -113,7 +114,7 @@ def replace_files(
     `horizon` is the last commit that lost events to this compaction, None if none did.
 
     Raises:
-        DeltaError: a competing commit was first, or the storage failed.
+        DeltaError: a competing commit was first, a new file is gone, or the storage failed.
     """
     changes = horizon is not None
     now_ms = now_us // 1000
@@ -125,7 +126,11 @@ def replace_files(
     # Writers wait while the lock is held: do most of the long work before.
     store.refresh()
     if store.location.is_local:
-        sync(files)
+        try:
+            sync(files)
+        except FileNotFoundError as error:
+            # This process stood still so long that maintenance took it for killed.
+            raise CommitFailedError(str(error)) from error
     with store.commit_lock() as log:
         live = {file.path for file in store.data_files()}
         if not live.issuperset(file.path for file in removed):

@@ -278,6 +278,25 @@ def test_of_two_compactions_one_wins_and_nothing_is_doubled(tmp_path):
     assert verify(str(tmp_path / "s")) == []
 
 
+def test_a_compaction_whose_file_was_removed_before_its_commit_merges_again(
+    tmp_path, monkeypatch, without_pauses
+):
+    """It stood still for a day, and maintenance took it for killed: a bare FileNotFoundError."""
+    store = make(tmp_path / "s", {"limit": 100})
+    for number in range(3):
+        store.append(batch(("a", number)))
+    replace_files = compactor.replace_files
+
+    def replace_late(store, removed, new_files, *rest):
+        monkeypatch.setattr(compactor, "replace_files", replace_files)
+        store.location.remove(store.location.file(file.path) for file in new_files)
+        return replace_files(store, removed, new_files, *rest)
+
+    monkeypatch.setattr(compactor, "replace_files", replace_late)
+    assert compact(store.root).files_after == 1
+    assert verify(store.root) == []
+
+
 def test_a_compaction_that_fails_leaves_the_store_and_no_files(tmp_path, monkeypatch):
     store = make(tmp_path / "s", {})
     for n in range(3):
