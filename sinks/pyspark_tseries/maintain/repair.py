@@ -67,18 +67,19 @@ from pyspark_tseries.storage.location import (
     EVENT_FILE_PATH,
     LOG_FOLDER,
     Location,
+    exclusive,
+    heartbeat,
     is_inside_store,
     list_event_files,
     lock_commits,
     make_directories,
     parse_location,
     sync,
-    try_lock,
 )
 from pyspark_tseries.storage.snapshot import load_index, readable_metadata
 from pyspark_tseries.store.admin_commits import replace_index, require_owner
 from pyspark_tseries.store.checkpoints import LAST_CHECKPOINT, UNREADABLE, shadow_log
-from pyspark_tseries.store.commit_history import LOST_FILE, list_lost_files
+from pyspark_tseries.store.commit_history import LOST_FILE, find_max_lost_commit
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
@@ -98,7 +99,6 @@ from pyspark_tseries.store.store import Store
 
 MAX_SERIES_NAMED: Final = 20
 """A message names at most this many series; a file next to the commit's remains lists them all."""
-
 
 NO_HEAD: Final = -1
 
@@ -462,15 +462,6 @@ def carry_out_rewind(
     return lost_directory
 
 
-def find_max_lost_commit(location: Location) -> int:
-    """Return the highest number of a commit that repairs have given up; -1 if there is none."""
-    highest = -1
-    for path in list_lost_files(location):
-        with contextlib.suppress(FileNotFoundError):
-            highest = max(highest, json.loads(location.read_whole(path))["highest_commit"])
-    return highest
-
-
 @dataclass(frozen=True, slots=True)
 class Revert:
     """The actions that undo the changes of other tools.
@@ -639,37 +630,25 @@ def repair(
         location.root, NEVER_US, read_wall_clock(), location.clock_us(), same_machine=False
     )
     job = _Repair(location, dry_run, give_up, author)
-    with contextlib.nullcontext() if dry_run else _alone(location):
-        if _run_steps(job):
-            reported = {finding.path for finding in job.left if finding.path is not None}
-            remaining = (finding for finding in verify(location) if finding.path not in reported)
-            job.left += (
-                finding
-                if DAMAGES[finding.kind].mended is None
-                else replace(finding, next_step=FROM_A_COPY)
-                for finding in remaining
-            )
-    return RepairResult(tuple(job.mended), tuple(job.lost), tuple(job.left))
-
-
-@contextlib.contextmanager
-def _alone(location: Location) -> Iterator[None]:
-    """Let one repair of this host work at a time; raise StoreBusy if another one is at work.
-
-    What a step has found no longer holds once another repair has acted: it would move whole commits
-    aside that were made since.
-    """
-    descriptor = location.open_lock(_LOCK_FILE)
-    if descriptor is None:
-        yield
-        return
-    with open(descriptor, "rb"):
-        if not try_lock(descriptor):
+    # What a step has found no longer holds once another repair has acted: it would move whole
+    # commits aside that were made since.
+    lock = (
+        contextlib.nullcontext(-1) if dry_run else exclusive(location, _LOCK_FILE, is_needed=False)
+    )
+    with lock as held:
+        if held is None:
             raise StoreBusy(
                 f"store '{location.root}': another repair is at work; nothing was changed",
                 next_step="wait for it",
             )
-        yield
+        if _run_steps(job):
+            reported = {finding.path for finding in job.left if finding.path is not None}
+            for finding in verify(location):
+                if DAMAGES[finding.kind].mended is not None:
+                    finding = replace(finding, next_step=FROM_A_COPY)
+                if finding.path not in reported:
+                    job.left.append(finding)
+    return RepairResult(tuple(job.mended), tuple(job.lost), tuple(job.left))
 
 
 def _run_steps(job: _Repair) -> bool:
@@ -685,15 +664,28 @@ def _run_steps(job: _Repair) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def _without_writers(job: _Repair) -> Iterator[None]:
+    """Let no writer of this host commit between what a step finds in the log and what it does.
+
+    Its commit would be behind the entries that a rewind moves aside, or in the place of one.
+    """
+    if job.dry_run:
+        yield
+        return
+    with lock_commits(job.location), heartbeat(job.location):
+        yield
+
+
 def _repair_log_entries(job: _Repair) -> None:
     """Rebuild damaged log entries that later commits depend on."""
     location = job.location
-    entries = rebuild_entries(location) if location.is_local else []
-    if not entries:
-        return
     lost_directory = location.file("_tseries", "lost")
-    if not job.dry_run:
-        with lock_commits(location):
+    with _without_writers(job):
+        entries = rebuild_entries(location) if location.is_local else []
+        if not entries:
+            return
+        if not job.dry_run:
             lost_directory = put_rebuilt(location, entries)
     for entry in entries:
         path = entry_path(location, entry.version)
@@ -704,6 +696,11 @@ def _repair_log_entries(job: _Repair) -> None:
 
 def _repair_torn_commits(job: _Repair) -> None:
     """Rewind a store with torn files to its last whole commit."""
+    with _without_writers(job):
+        _rewind_torn_commits(job)
+
+
+def _rewind_torn_commits(job: _Repair) -> None:
     location = job.location
     rewind = plan_rewind(location, give_up=job.give_up) if location.is_local else None
     if rewind is None:
@@ -718,8 +715,7 @@ def _repair_torn_commits(job: _Repair) -> None:
     if not job.dry_run:
         numbers = [commit.number for commit in lost if commit.number is not None]
         highest = max([rewind.newest, *numbers]) if lost else -1
-        with lock_commits(location):
-            lost_directory = carry_out_rewind(location, rewind, lost, highest)
+        lost_directory = carry_out_rewind(location, rewind, lost, highest)
     outcome = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
     job.mended.append(
         replace(

@@ -375,9 +375,16 @@ class Location:
                     f"choose one beside it, such as '{table}-{os.path.basename(self.root)}'",
                 )
 
-    def is_claimed(self) -> bool:
-        """Return whether a backup is being made here, or was ended before it was complete."""
-        return self._has_folder(self.file(*CLAIM_FOLDER))
+    def require_unclaimed(self) -> None:
+        """Raise UnusableStore if a backup is being made here: its log would replace a store's."""
+        if self._has_folder(self.file(*CLAIM_FOLDER)):
+            raise UnusableStore(
+                f"'{self.root}' is the target of a backup that goes on, or was ended before its "
+                "copy was a store",
+                "a directory without a backup that is not complete",
+                "wait for the backup, or remove what is in the directory if it was ended; or "
+                "create the store at another path",
+            )
 
     def _has_folder(self, path: str) -> bool:
         """Return whether there is a directory at `path`; False if the storage does not say."""
@@ -794,15 +801,19 @@ def _beat(path: str, over: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(location: Location, name: str) -> Iterator[int | None]:
+def exclusive(location: Location, name: str, *, is_needed: bool = True) -> Iterator[int | None]:
     """Hold the lock `name`; yield its descriptor, or None if another process holds it.
 
-    A process that inherits the descriptor also holds the lock until it ends.
+    A process that inherits the descriptor also holds the lock until it ends. If the lock's file
+    cannot be opened, and the lock is not needed, yield -1.
 
     Raises:
         OSError: the lock's file cannot be opened.
     """
     descriptor = location.open_lock(name)
+    if descriptor is None and not is_needed:
+        yield -1
+        return
     if descriptor is None:
         # Opening the file without a fallback raises the error that `open_lock` suppressed.
         descriptor = os.open(location.lock_path(name), os.O_RDWR | os.O_CREAT, 0o644)

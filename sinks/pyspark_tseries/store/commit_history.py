@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitId, pack_ids, unpack_ids
@@ -78,25 +79,33 @@ def _note(proven: dict[int, int], commit: CommitId) -> None:
     proven[commit.number] = commit.id
 
 
-def list_lost_files(location: Location) -> list[str]:
-    """Return the paths of the lists of commits that repairs have given up; a backup has them, too.
+def _read_lost(location: Location) -> Iterator[tuple[set[int | None], int]]:
+    """Yield the ids and the highest number of the commits that each repair has given up.
 
-    Some may be missing: what another tool has written is put aside without a list.
+    Some have no list: what another tool has written is put aside without one, and a repair that is
+    killed before its list is whole has moved nothing. A backup has the lists, too.
     """
-    folders = location.list_folders(location.file("_tseries", "lost"))
-    return [location.file("_tseries", "lost", folder, LOST_FILE) for folder in folders]
+    for folder in location.list_folders(location.file("_tseries", "lost")):
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            record = json.loads(
+                location.read_whole(location.file("_tseries", "lost", folder, LOST_FILE))
+            )
+            lost = {commit["head"] for commit in record["commits"]}, int(record["highest_commit"])
+            yield lost
 
 
 def is_given_up(location: Location, lost: CommitId) -> bool:
     """Return whether a repair has given up this commit after damage, and skipped its number."""
-    for path in list_lost_files(location):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            record = json.loads(location.read_whole(path))
-            ids = {commit["head"] for commit in record["commits"]}
-            # The id of a commit may be unknown if its entry is torn.
-            if lost.id in ids or (None in ids and lost.number <= record["highest_commit"]):
-                return True
-    return False
+    # The id of a commit may be unknown if its entry is torn.
+    return any(
+        lost.id in ids or (None in ids and lost.number <= highest)
+        for ids, highest in _read_lost(location)
+    )
+
+
+def find_max_lost_commit(location: Location) -> int:
+    """Return the highest number of a commit that repairs have given up; -1 if there is none."""
+    return max((highest for _, highest in _read_lost(location)), default=-1)
 
 
 def keep_history(store: Store) -> None:

@@ -202,9 +202,9 @@ def create_table(location: Location, schema: pa.Schema, properties: dict[str, st
     """Create the table at `location`, unless another client has just created it.
 
     Raises:
-        UnusableStore: there are files of another table, of a store without its log, or of a
-            backup that is not complete; the directory lies in another table, cannot be written, or
-            the object store cannot be reached.
+        UnusableStore: there are files of another table, of a store without its log, or of an
+            unfinished backup; the directory lies in another table, cannot be written, or the object
+            store cannot be reached.
     """
     _require_delta(location)
     try:
@@ -214,9 +214,7 @@ def create_table(location: Location, schema: pa.Schema, properties: dict[str, st
         location.require_outside_tables()
         if not location.is_local:
             _require_exclusive_writes(location)
-        # A backup that found the target empty would put its log over the new store's.
-        if location.is_claimed() and open_table(location) is None:
-            raise _claimed_error(location)
+        location.require_unclaimed()
         if location.is_local:
             _create_local(location, schema, properties)
         else:
@@ -306,16 +304,6 @@ def _occupied_error(location: Location, data_file: str) -> UnusableStore:
         f"'{location.root}' has files of data that are not of a store, such as '{data_file}'",
         "a directory without files of data",
         "create the store at another path, or move those files away",
-    )
-
-
-def _claimed_error(location: Location) -> UnusableStore:
-    return UnusableStore(
-        f"'{location.root}' is the target of a backup that goes on, or was ended before its copy "
-        "was a store",
-        "a directory without a backup that is not complete",
-        "wait for the backup, or remove what is in the directory if it was ended; or create the "
-        "store at another path",
     )
 
 

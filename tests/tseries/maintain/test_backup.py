@@ -256,7 +256,7 @@ def test_no_store_is_created_where_a_backup_is_being_made(
         # A creation that saw no claim comes after the backup has looked into the target.
         with step(*args):
             with monkeypatch.context() as patch:
-                patch.setattr(Location, "is_claimed", lambda self: False)
+                patch.setattr(Location, "require_unclaimed", lambda self: None)
                 create()
             yield
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.ranges import parse_range
 from pyspark_tseries.read.subscription import Subscription
 from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
 
 pytestmark = pytest.mark.thorough
@@ -256,17 +258,41 @@ def test_a_repair_beside_another_moves_no_commit_that_was_made_since(path, monke
     assert opened(path).append("a", 1).sequence == 6
 
 
-def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):
-    from pyspark_tseries.maintain import repair as repairing
+@pytest.mark.parametrize("step", ["plan_rewind", "find_lost_commits"])
+def test_a_writer_beside_a_repair_commits_behind_the_last_whole_commit(path, monkeypatch, step):
+    """Its entry was behind those that the repair moved aside: a store that did not open."""
+    store = Store(parse_location(path), load_table(parse_location(path)))
+    writer = TimeSeries(store, "me", auto_compact=False)
+    tear(newest(path, "data"), "half")
+    real, begun = getattr(repairs, step), []
 
+    def meet(*known, **named):
+        result = real(*known, **named)
+        if not begun:
+            begun.append(threading.Thread(target=writer.append, args=("c", 1)))
+            begun[0].start()
+            begun[0].join(0.3)
+        return result
+
+    monkeypatch.setattr(repairs, step, meet)
+    assert len(repair(str(path)).lost) == 1
+    begun[0].join()
+    assert verify(str(path)) == []
+    assert ("c", 0) in events(path)
+
+
+@pytest.mark.parametrize(("module", "name"), [(repairs, "replace_index"), (json, "dump")])
+def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch, module, name):
     subscriber = Client(path, parse_range("unlimited"))
     subscriber.drain()
     tear_commit(path)
 
     def killed(*given, **named):
+        if module is json:
+            given[1].write('{"highest_commit"')
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(repairing, "replace_index", killed)
+    monkeypatch.setattr(module, name, killed)
     with pytest.raises(KeyboardInterrupt):
         repair(str(path))
     monkeypatch.undo()
