@@ -543,7 +543,7 @@ class StorePage:
             try:
                 store, view = self._viewer.open()
                 now = self._read_clock()
-                moment = store.id, store.log.version(), now // MINUTE_US
+                moment = store.id, store.log.state, now // MINUTE_US
                 if self._facts[0] != moment:
                     self._facts = moment, render_facts(self._viewer.facts(store, now))
                     self._rendered.clear()

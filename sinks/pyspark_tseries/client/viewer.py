@@ -192,9 +192,9 @@ class SeriesView:
 
 @dataclass(slots=True)
 class _CommitCounts:
-    """The commits of a store by minute, up to a version; `begins` is the first whole minute."""
+    """The commits of a log by minute, up to a version; `begins` is the first whole minute."""
 
-    store: str
+    log: object
     upto: int = -1
     minutes: Counter[int] = field(default_factory=Counter)
     begins: int | None = None
@@ -214,7 +214,7 @@ class StoreViewer:
         self.zone = zone
         self._principal = principal
         self._plan: tuple[Any, float, MaintenancePlan | None] | None = None
-        self._counted = _CommitCounts("")
+        self._counted = _CommitCounts(None)
 
     def open(self) -> tuple[Store, View]:
         """Return the store and its last commit.
@@ -240,8 +240,9 @@ class StoreViewer:
         now = now_us // MINUTE_US
         newest = store.log.version()
         counted = self._counted
-        if counted.store != store.id or counted.upto > newest:
-            counted = self._counted = _CommitCounts(store.id)
+        # The dictionary is a new one if the log was replaced, as by an older state of the store.
+        if counted.log is not store.log.proven:
+            counted = self._counted = _CommitCounts(store.log.proven)
         max_entries = MAX_ENTRIES if self.location.is_local else MAX_REMOTE_ENTRIES
         new: Counter[int] = Counter()  # If reading fails, no entry is counted twice.
         begins = counted.begins

@@ -98,7 +98,7 @@ class Subscription:
         self._check = check
         self._choice = choice
         self._wording = wording
-        self._last_snapshot: tuple[tuple[int, int | None], Snapshot] | None = None
+        self._last_snapshot: tuple[Any, Snapshot] | None = None
         self._initial_counts: tuple[Any, list[str], Int64Array] | None = None
 
     def ctis(self) -> CtiRecord:
@@ -134,7 +134,7 @@ class Subscription:
         return (
             self._last_snapshot is not None
             and self._store.refresh()
-            and self._last_snapshot[0] == (self._store.log.version(), self._store.head_id())
+            and self._last_snapshot[0] == self._store.log.state
         )
 
     def with_commit_id(self, position: Position, later: Position) -> Position:
@@ -308,8 +308,7 @@ class Subscription:
             self._store = Store.open(self._store.location)
         if position is not None:
             self._check_store(position)
-        # Compare the head, too: an older log that was put back may have grown to the same version.
-        state = self._store.log.version(), self._store.head_id()
+        state = self._store.log.state
         if self._last_snapshot is None or self._last_snapshot[0] != state:
             snapshot = self._store.snapshot()
             self._check(snapshot)

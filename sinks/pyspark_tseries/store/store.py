@@ -129,7 +129,6 @@ class Store:
         self._last = LastIndex(self.location, self._lock)
         self._last_snapshot: tuple[Any, Snapshot] | None = None
         self._known_settings: tuple[Any, StoreSettings] | None = None
-        self._known_values: tuple[int, Sequence[pa.Field]] | None = None
         self._host_lock = host_lock
         self.retrying = retrying
         self._shared = SharedCommits(self.append)
@@ -597,17 +596,10 @@ class Store:
     def _widened_values(self) -> Sequence[pa.Field]:
         """Return the value columns if they have ever got wider types: rows may have earlier types.
 
-        Appends call this, and reading the table's columns takes longer than a small commit.
+        Reading the columns of a new table takes longer than a small commit, and most stores need
+        none of it.
         """
-        last_change = self.log.transaction(COLUMNS_TRANSACTION)
-        if last_change is None:
-            return ()
-        if not self.location.is_local:
-            # There a killed change has set types, and the next one has the same number.
-            last_change = self.log.version()
-        if self._known_values is None or self._known_values[0] != last_change:
-            self._known_values = last_change, self.values
-        return self._known_values[1]
+        return () if self.log.transaction(COLUMNS_TRANSACTION) is None else self.values
 
     def _settle(self, attempts: list[PreparedCommit]) -> tuple[PreparedCommit | None, bool]:
         """Return the attempt that is in the log, and whether a competing commit was first.

@@ -416,6 +416,25 @@ def test_a_store_that_vanishes_leaves_what_was_shown_and_comes_back(tmp_path):
     assert "new" in ask(page, q="")["sections"]["series"]
 
 
+def test_an_older_state_that_was_put_back_and_grew_to_the_same_version_is_shown(tmp_path):
+    """The page kept the lost series, and commits of both, because the version was the same."""
+    path, copy = tmp_path / "s", tmp_path / "copy"
+    series = fill(path)
+    shutil.copytree(path, copy)
+    now_us = read_wall_clock()
+    page = page_of(path, clock=lambda: now_us)
+    series.append("lost", {"celsius": 1.0})
+    assert ">lost<" in ask(page)["sections"]["series"]
+    commits = page._viewer._counted.minutes.total()
+    shutil.rmtree(path)
+    shutil.copytree(copy, path)
+    TimeSeries.open(path, "anna").append("later", {"celsius": 1.0})
+    shown = ask(page)["sections"]["series"]
+    assert ">lost<" not in shown
+    assert ">later<" in shown
+    assert page._viewer._counted.minutes.total() == commits
+
+
 @pytest.mark.parametrize("damage", [b"", b"garbage"])
 def test_a_damaged_store_is_told_with_its_next_step(tmp_path, damage):
     path = tmp_path / "s"

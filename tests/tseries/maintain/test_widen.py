@@ -1,6 +1,7 @@
 """Wider columns: every value stays equal for every reader, whoever writes meanwhile (35.4)."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -410,6 +411,21 @@ def test_a_writer_of_the_old_types_goes_on_and_the_new_ones_are_its_own_when_it_
 
 
 @pytest.mark.thorough
+def test_a_writer_takes_no_types_of_a_state_that_was_put_back(path, tmp_path):
+    """Both changes had the same number, so it stored the types of the first."""
+    series = TimeSeries.create(path, {"n": pa.int16()}, "unlimited", "me", auto_compact=False)
+    series.append("a", {"n": 1})
+    shutil.copytree(path, tmp_path / "copy")
+    writer = TimeSeries(rival(series._store), "me", auto_compact=False)
+    TimeSeries(rival(series._store), "me").widen_columns({"n": pa.int32()})
+    writer.append("a", {"n": 2})
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "copy", path)
+    TimeSeries(rival(series._store), "me").widen_columns({"n": pa.int64()})
+    writer.append("a", {"n": 2})
+    assert verify(str(path)) == []
+
+
 @pytest.mark.parametrize("edits", [False, True])
 def test_an_append_that_meets_the_change_is_stored_in_the_new_types(series, path, edits):
     store = store_of(path)
