@@ -30,7 +30,12 @@ from pyspark_timestream.core.instants import (
     is_wait,
     parse_instant,
 )
-from pyspark_timestream.errors import DeliveryFailed, OptionError, compose_message
+from pyspark_timestream.errors import (
+    BrokerUnreachable,
+    DeliveryFailed,
+    OptionError,
+    compose_message,
+)
 from pyspark_timestream.kafka.client.bounded import GRACE_S, CallAbandoned
 from pyspark_timestream.kafka.client.errors import ClientLog, FailureKind, error_text
 from pyspark_timestream.kafka.options.keys import is_idempotent
@@ -265,6 +270,8 @@ class PunctuatedProducer:
         self._reports = DeliveryReports(writer_id, topic, config, self._requests.log)
         self._lock = _MarkLock()
         self._last_us: int | None = None
+        self._committing_us: int | None = None
+        """The mark in a transaction that may be committed."""
         self._closed = False
         self._client = self._requests.open_client(self.client_class, _require_idempotence(config))
         # Callbacks run in the threads that make the client's calls.
@@ -414,8 +421,12 @@ class PunctuatedProducer:
     def commit(self, t: datetime | str | None = None) -> None:
         """Commit the open transaction with a mark for `t` in it: readers see both or neither.
 
+        After a commit without an answer call it again with the same `t`: it goes on with that one.
+
         Raises:
-            DeliveryFailed: the commit failed; call `abort()` and produce the records again.
+            DeliveryFailed: the commit failed, or may have failed: do what the message says, because
+                to produce the records again could double them.
+            BrokerUnreachable: before the commit, no broker answered.
             RuntimeError: there is no `transactional.id`, or the producer is closed.
             ValueError: `t` is not a time.
         """
@@ -429,22 +440,53 @@ class PunctuatedProducer:
         at_us = None if t is None else _parse_mark_time(t)
         with self._lock.exclusive():
             self._check_usable()
+            if self._transactions.is_committing:
+                self._end_transaction(self._committing_us)
+                if at_us in (None, self._committing_us):
+                    return
             if at_us is not None:
                 self._begin()
                 self.flush()
                 self._mark(self._writer.mark(at_us))
             self.flush()
             if self._transactions.is_open:
-                self._transactions.commit()
-            self._last_us = self._last_us if at_us is None else at_us
+                self._end_transaction(at_us)
+
+    def _end_transaction(self, at_us: int | None) -> None:
+        """Commit the transaction with the mark `at_us`, or go on with its commit."""
+        self._committing_us = at_us
+        try:
+            self._transactions.commit()
+        except (BrokerUnreachable, DeliveryFailed) as failed:
+            self._check_committed(failed.problem)
+            raise
+        self._last_us = self._last_us if at_us is None else at_us
+
+    def _check_committed(self, why: str = "the last commit got no answer") -> None:
+        """Refuse to go on while a transaction may be committed: its records could come twice."""
+        if self._transactions.is_committing:
+            raise DeliveryFailed(
+                f"writer '{self._writer.name}' does not know whether its transaction is committed: "
+                f"{why}",
+                next_step="commit() again, which goes on with that one. If it fails for good, make "
+                "a new producer, which ends the transaction, and produce the records again only if "
+                "the topic lacks them: the mark of the commit is there if they are",
+            )
 
     def _begin(self) -> None:
-        if self._transactional and not self._transactions.is_open:
-            self._transactions.begin()
+        if self._transactional:
+            self._check_committed()
+            if not self._transactions.is_open:
+                self._transactions.begin()
 
     def abort(self) -> None:
-        """Discard everything produced since the last commit."""
+        """Discard everything produced since the last commit.
+
+        Raises:
+            DeliveryFailed: a commit got no answer, so the records may be committed.
+        """
         with self._lock.exclusive():
+            self._check_committed()
             self._transactions.abort()
             # The client reports unsent records as failed, but we gave them up on purpose.
             self._reports.clear_failure()
@@ -494,7 +536,7 @@ class PunctuatedProducer:
         self._stop_clock()
         with self._lock.exclusive():
             try:
-                if self._transactions.is_open:
+                if self._transactions.is_open and not self._transactions.is_committing:
                     self.abort()
                 # A callback that produces now would begin another transaction.
                 self._closed = self._transactional

@@ -168,12 +168,18 @@ class Requests:
 
 
 class ProducerTransactions:
-    """The transactions of one producer, one after the other."""
+    """The transactions of one producer, one after the other.
+
+    Attributes:
+        is_open: whether a transaction was begun, and has not certainly ended.
+        is_committing: whether the open transaction may be committed, because no answer has told.
+            Only `commit` can go on with it.
+    """
 
     def __init__(self, producer: BoundedClient, requests: Requests) -> None:
         self._producer = producer
         self._requests = requests
-        self._has_id = self.is_open = False
+        self._has_id = self.is_open = self.is_committing = False
 
     def take_id(self) -> None:
         """End an earlier producer's open transaction with this id, and fence that producer."""
@@ -192,8 +198,18 @@ class ProducerTransactions:
         if offset is not None:
             send = partial(self._send_offsets, [offset], group, timeout=self._requests.step_s)
             self._requests.run(send, "note that the batch is written")
-        self._run("commit_transaction", "commit the transaction")
-        self.is_open = False
+        try_commit = partial(self._try_commit, timeout=self._requests.step_s)
+        self._requests.run(try_commit, "commit the transaction")
+        self.is_open = self.is_committing = False
+
+    def _try_commit(self, timeout: float) -> None:
+        try:
+            self._producer.commit_transaction(timeout=timeout)
+        except BaseException as error:
+            # Only what must be aborted is certainly not committed.
+            is_refused = isinstance(error, KafkaException) and error.args[0].txn_requires_abort()
+            self.is_committing = not is_refused
+            raise
 
     def abort(self, limit_s: float = API_TIMEOUT_S) -> None:
         """End the open transaction, if any, without its records."""

@@ -17,6 +17,7 @@ from pyspark_timestream import PunctuatedProducer
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed, OptionError
 from pyspark_timestream.kafka.client import bounded
 from pyspark_timestream.producer import producer as producer_module
+from pyspark_timestream.producer import transactions
 from pyspark_timestream.producer.producer import ProducerLimits
 
 T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
@@ -296,14 +297,64 @@ def test_a_step_that_may_pass_is_tried_again_and_others_are_said() -> None:
         plain()
 
     def commit(timeout: float) -> None:
-        raise KafkaException(KafkaError(KafkaError._FENCED, "fenced"))
+        raise KafkaException(KafkaError(KafkaError.POLICY_VIOLATION, "refused", False, False, True))
 
     client.init_transactions, client.commit_transaction = init, commit  # type: ignore[method-assign]
     one.produce("a")
     with pytest.raises(
-        DeliveryFailed, match=r"could not commit the transaction for topic 't': fenced.*abort\(\)"
+        DeliveryFailed, match=r"could not commit the transaction for topic 't': refused.*abort\(\)"
     ):
         one.commit()
+    one.abort()
+
+
+@pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError._FENCED])
+def test_records_of_a_commit_without_an_answer_are_never_in_the_log_twice(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(transactions.Requests.run, "__defaults__", (0.01,))
+    one, client = producer(config=TX)
+    plain, is_answered = client.commit_transaction, threading.Event()
+
+    def commit(timeout: float) -> None:
+        if not is_answered.is_set():
+            is_retriable = code == KafkaError._TIMED_OUT
+            raise KafkaException(KafkaError(code, "no answer", False, is_retriable, False))
+        plain()
+
+    client.commit_transaction = commit  # type: ignore[method-assign]
+    one.produce("a")
+    unknown = r"'w' does not know whether its transaction is committed: .*commit\(\) again.*only if"
+    for step in (lambda: one.commit(T1), lambda: one.produce("a"), one.abort):
+        with pytest.raises(DeliveryFailed, match=unknown):
+            step()
+    with pytest.raises(RuntimeError, match="open transaction"):
+        one.close()
+    is_answered.set()
+    one.commit(T1)
+    one.produce("b")
+    one.commit(T2)
+    marks = [mark(T1)] * 2, [mark(T2)] * 2
+    assert [label for label, _ in client.log] == ["a", *marks[0], "b", *marks[1]]
+    assert client.steps == ["init", "begin", "commit", "begin", "commit"]
+
+
+def test_a_failing_block_tells_of_a_commit_without_an_answer_at_once() -> None:
+    one, client = producer(config=TX)
+
+    def commit(timeout: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._FENCED, "fenced"))
+
+    client.commit_transaction = commit  # type: ignore[method-assign]
+
+    def write() -> None:
+        with one:
+            one.produce("a")
+            one.commit(T1)
+
+    with pytest.raises(DeliveryFailed, match="does not know whether"):
+        write()
+    assert client.steps == ["init", "begin"]
 
 
 def test_what_does_not_go_with_transactions_is_refused() -> None:
