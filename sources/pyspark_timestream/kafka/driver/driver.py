@@ -386,6 +386,9 @@ class StreamDriver:
             new = snapshot.positions.keys() - previous.partitions.keys()
             waiting = snapshot.positions.keys() if has_new_ctis else new
             high_watermarks = self._add_lacking_ends(high_watermarks, waiting)
+            if snapshot.lost:
+                # What waits on a log that is another one now waits for its end.
+                high_watermarks |= self._broker.high_watermarks(snapshot.positions)
             if has_new_ctis and not waiting <= high_watermarks.keys():
                 # While a partition's leader changes, its end is unknown: leave the new CTIs to a
                 # later batch.

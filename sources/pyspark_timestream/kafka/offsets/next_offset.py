@@ -240,12 +240,13 @@ def _defer_import(
     pending = partition_offset.pending
     end = snapshot.ends.get(partition, position)
     is_moved = last_offset is not None and position != last_offset.end_exclusive
+    log_end = snapshot.high_watermarks.get(partition, end)
     if pending and (is_moved or partition.topic in recreated):
         # Records are gone or the log is another one, so the offsets of the pairs mean nothing.
-        pending = ((end, pending[-1][1]),)
+        pending = ((log_end, pending[-1][1]),)
     read_us = None if snapshot.imported is None else snapshot.imported.cti_us
     if read_us is not None and (state.is_new(partition) or state.has_new_import):
-        pending = defer(pending, snapshot.high_watermarks.get(partition, end), read_us)
+        pending = defer(pending, log_end, read_us)
     return pending
 
 

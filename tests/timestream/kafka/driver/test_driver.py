@@ -93,6 +93,27 @@ def test_import_waits_for_records_of_open_transactions():
     ) == (10, ((15, 7),), None)
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_imported_cti_waits_for_open_transactions_after_a_loss_as_well(is_restarted):
+    """Records before the position are deleted; those of the transaction came before the CTI."""
+    broker = FakeBroker(p0=(0, 10))
+    broker.high_watermarks = lambda partitions: dict.fromkeys(partitions, 15)
+    run = Driven(broker, ctiImport="fast", failOnDataLoss="false")
+    run.driver._importer = imports = Imports()
+    run.plan(cap=4)
+    imports.cti_us = 7
+    run.plan(cap=1)
+    if is_restarted:
+        run, before = Driven(broker, ctiImport="fast", failOnDataLoss="false"), run
+        run.driver._importer, run.offset = imports, before.offset
+    broker.log[at(0)] = (8, 10)
+    assert run.plan() == {0: (8, 10)}
+    while run.plan() is not None:
+        pass
+    (partition,) = StreamOffset.from_json(run.offset).partitions.values()
+    assert (partition.pending, partition.clock.cti_us) == (((15, 7),), None)
+
+
 @pytest.mark.parametrize("is_bounded", [False, True])
 def test_an_imported_cti_waits_for_a_partition_that_metadata_lacks_for_a_moment(is_bounded):
     """Its log may have more than was read: the CTI would make that late."""
