@@ -89,6 +89,12 @@ CASES = {
         "'price' is double in .schema(...), and one value there is a text of 4 characters that "
         "begins '1,'",
     ),
+    "misspelt column": Case(
+        at(*[DAY_S + second for second in range(9)], price=1.5), 1, FIELD,
+        f"prcie double, {COLUMNS}", "a column without a field",
+        "column 'prcie': null in the 9 newest records: there is no field 'prcie': did you mean "
+        "'price'?",
+    ),
     "cut": Case(
         at(*[DAY_S + second for second in range(9)], price="1,50"), 1,
         {"valueFormat": "json", "minPartitions": "3"}, "price double", "malformed values",

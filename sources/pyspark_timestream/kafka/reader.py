@@ -480,6 +480,9 @@ def read_task(
                 task_options, task.group, offset_ranges, columns, read_range
             )
         rows = run_task(options, projection, task.plan, read_range, end.ranges.__setitem__)
+        null_columns = {*projection.fields.names, *projection.key_fields.names}
+        if is_batch:
+            rows = _find_nulls(rows, null_columns)
         if options.fold is not None:
             rows = fold_rows(options.fold, projection.schema, rows)
         yield from rows
@@ -496,8 +499,20 @@ def read_task(
         ends = _list_ends(task.plan).items()
         finished = {partition: (stop, *end.ranges[partition]) for partition, stop in ends}
         log_like_spark("pyspark_timestream")
-        warn_about_read(options, projection, RangeReader, finished)
+        warn_about_read(options, projection, RangeReader, finished, null_columns)
     freeze_objects()
+
+
+def _find_nulls(rows: Iterator[pa.RecordBatch], null_columns: set[str]) -> Iterator[pa.RecordBatch]:
+    """Return the rows, and leave in `null_columns` those of only nulls, and nested ones."""
+    for batch in rows:
+        null_columns -= {
+            name
+            for name in null_columns
+            if batch.column(name).null_count < batch.num_rows
+            and not pa.types.is_nested(batch.column(name).type)
+        }
+        yield batch
 
 
 def _encode_clocks(

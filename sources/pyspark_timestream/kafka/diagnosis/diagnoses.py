@@ -157,6 +157,11 @@ class Kind(StrEnum):
         "to read the field, set 'startTime' to 'field:timestamp' and start with a new "
         "checkpoint; to keep the record's, say 'record:timestamp'",
     )
+    NO_SUCH_FIELD = (
+        "a column without a field",
+        "name the column in .schema(...) as its field is named, letter by letter; this checkpoint "
+        "goes on with it for the records to come, a new one has the earlier ones too",
+    )
     IMPROBABLE_BOUND = (
         "a bound in another unit",
         "write milliseconds, and start with a new checkpoint",
@@ -242,6 +247,12 @@ REPEATED_RUN_ADVICE: Final = (
     "beginning"
 )
 """The same fix if the time that a partition is caught up counts across runs."""
+
+FINAL_CTI_ADVICE: Final = (
+    "option 'finalCti' acts at the end of a bounded run: use .trigger(availableNow=True), or call "
+    "end_stream(query) when no more records will come"
+)
+"""The fix of results that wait for the final CTI in a run that has no end."""
 
 WRITER_CLOCK_ADVICE: Final = (
     "let it send events, and correct its clock if that is behind; option 'writerTimeout', beside "

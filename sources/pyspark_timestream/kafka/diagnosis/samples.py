@@ -5,9 +5,10 @@ half of it and at most twelve characters. It quotes nothing if a field's name su
 because logs have more readers than topics.
 """
 
+import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,10 +19,13 @@ from pyspark_timestream.core.instants import (
     format_instant,
     guess_unit,
 )
+from pyspark_timestream.kafka.decode.columns import strip_key_prefix
+from pyspark_timestream.kafka.decode.formats import split_value_frames
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import (
     FRAMING,
+    METADATA,
     NAME,
     REASONS,
     SYNTAX,
@@ -29,6 +33,10 @@ from pyspark_timestream.kafka.decode.records import (
     Projection,
     RecordBlock,
     RequestedFields,
+    Tree,
+    list_time_sources,
+    merge,
+    nest,
 )
 from pyspark_timestream.kafka.options.kafka_options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
@@ -169,6 +177,17 @@ _MAX_DEPTH: Final = 4
 
 _MAX_PATH_CHARS: Final = 80
 
+_MIN_ALIKE: Final = 10
+"""If so many objects have the same fields, one that they lack is hardly optional."""
+
+_MIN_NEAR: Final = 3
+"""Names of fewer letters are near only if they differ in case or signs."""
+
+_METADATA_REMARK: Final = (
+    "(a column of that name is the record's own, unless 'metadataPrefix' is set)"
+)
+_NO_LETTERS: Final = re.compile(r"[\W_]+")
+
 _DIGITS: Final = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
 _WORD: Final = re.compile(r"[\w-]+")
 _SPARK_NAMES: Final = {
@@ -228,6 +247,114 @@ def has_field_timestamp(block: RecordBlock) -> bool:
     values = [] if block.values is None else block.values.to_pylist()
     names = (name for value in values for name in parse_object(value) or ())
     return any(name.lower() == "timestamp" for name in names)
+
+
+def find_absent_fields(
+    options: KafkaOptions,
+    projection: Projection,
+    blocks: Sequence[RecordBlock],
+    columns: Set[str] | None = None,
+) -> dict[str, str]:
+    """Describe the fields of `columns` that no JSON value, or key, has; None means all columns.
+
+    An optional field may be absent as well. So a field counts only if another one with a similar
+    name is there, which the schema does not name, or if all objects have the same fields.
+    """
+    absent: dict[str, str] = {}
+    for rules, fields, prefix in (
+        (options.value_rules, projection.fields, ""),
+        (options.key_rules, strip_key_prefix(options, projection.key_fields), options.key_prefix),
+    ):
+        if rules.format != "json" or not len(fields):
+            continue
+        schema_fields: Tree = {}
+        for field in fields:
+            merge(schema_fields, nest(parse_path(field.name), _nest_fields(field.type)))
+        objects = _parse_objects(rules, blocks)
+        for path, parents in _list_absent_fields(schema_fields, objects):
+            names = [prefix + format_path(path[: end + 1]) for end in range(len(path))]
+            if columns is None or not columns.isdisjoint(names):
+                text = _describe_absent_field(options, schema_fields, path, parents, objects)
+                absent |= {names[-1]: text} if text else {}
+    return absent
+
+
+def _parse_objects(rules: PayloadRules, blocks: Sequence[RecordBlock]) -> list[dict[str, Any]]:
+    """Return the JSON objects among the values, or keys, of `blocks`."""
+    objects = []
+    for block in blocks:
+        payloads = block.values if rules.side == "value" else block.keys
+        if payloads is not None:
+            if rules.framing == "confluent":
+                payloads = split_value_frames(payloads).bodies
+            objects += [parse_object(payload) for payload in payloads.to_pylist()]
+    return [parsed for parsed in objects if parsed is not None]
+
+
+def _nest_fields(data_type: pa.DataType) -> Tree:
+    """Return the names of the fields inside a column, also of those of objects in a list."""
+    if pa.types.is_list(data_type):
+        return _nest_fields(data_type.value_type)
+    fields = data_type if pa.types.is_struct(data_type) else ()
+    return {field.name: _nest_fields(field.type) for field in fields}
+
+
+def _list_absent_fields(
+    schema_fields: Tree, objects: Sequence[dict[str, Any]], parent: Path = ()
+) -> Iterator[tuple[Path, Sequence[dict[str, Any]]]]:
+    """Yield the path of each field that none of `objects` has, and the objects that lack it."""
+    for name, inner in schema_fields.items() if objects else ():
+        values = [parsed[name] for parsed in objects if name in parsed]
+        items = [item for value in values for item in (value if type(value) is list else [value])]
+        if not values:
+            yield (*parent, name), objects
+        else:
+            below = [item for item in items if isinstance(item, dict)]
+            yield from _list_absent_fields(inner, below, (*parent, name))
+
+
+def _describe_absent_field(
+    options: KafkaOptions,
+    schema_fields: Tree,
+    path: Path,
+    parents: Sequence[dict[str, Any]],
+    objects: Sequence[dict[str, Any]],
+) -> str:
+    """Say which field is there in place of `path`; empty if it may just be an optional one."""
+    absent = f"there is no field '{format_path(path)}'"
+    names = dict.fromkeys(name for parsed in parents for name in parsed)
+    unread = [name for name in names if not _is_read(schema_fields, (*path[:-1], name))]
+    near = _find_near_name(path[-1], unread)
+    if near is not None:
+        meant = _mask_unprintable(format_path((*path[:-1], near))[:_MAX_PATH_CHARS])
+        remark = f" {_METADATA_REMARK}" if meant in METADATA and not options.metadata_prefix else ""
+        return f"{absent}: did you mean '{meant}'?{remark}"
+    elsewhere = _find_elsewhere(objects[-1], path)
+    if elsewhere is not None and not _is_read(schema_fields, parse_path(elsewhere)):
+        return f"{absent}, but '{elsewhere}' is there"
+    times = [source.path for source in list_time_sources(options).values() if source.name]
+    unread = [name for name in unread if (*path[:-1], name) not in times]
+    are_alike = len(parents) >= _MIN_ALIKE and len({frozenset(parsed) for parsed in parents}) == 1
+    fields = [{"name": format_path((*path[:-1], name))} for name in unread]
+    return f"{absent}{_list_names('field', fields, 'name')}" if are_alike and fields else ""
+
+
+def _is_read(schema_fields: Tree, path: Path) -> bool:
+    """Return whether the schema names the field at `path`."""
+    return descend(schema_fields, path).depth == len(path)
+
+
+def _find_near_name(name: str, names: Sequence[str]) -> str | None:
+    """Find the name that may be meant by `name`: one that differs by letters, case or signs."""
+    sought = _NO_LETTERS.sub("", name).lower()
+    folded = {_NO_LETTERS.sub("", other).lower(): other for other in reversed(names)}
+    if sought in folded or len(sought) < _MIN_NEAR:
+        return folded.get(sought)
+    long_enough = [other for other in folded if len(other) >= _MIN_NEAR]
+    near = difflib.get_close_matches(sought, long_enough, n=1, cutoff=0.75) or [
+        other for other in long_enough if other.startswith(sought) or sought.startswith(other)
+    ]
+    return folded[near[0]] if near else None
 
 
 def describe_values(

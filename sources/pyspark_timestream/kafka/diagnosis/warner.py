@@ -1,7 +1,7 @@
 """The driver's warnings: it looks for mistakes after each batch, and reports each of them once."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -29,6 +29,7 @@ from pyspark_timestream.kafka.diagnosis.samples import (
     describe_malformed,
     describe_unit,
     describe_values,
+    find_absent_fields,
     has_field_timestamp,
 )
 from pyspark_timestream.kafka.offsets.group_metadata import group_name
@@ -52,6 +53,12 @@ _SAMPLE_RECORDS: Final = 100
 """Examine at most this many of a partition's newest records for an example."""
 
 _MAX_SAMPLE_WAIT_MS: Final = 5_000
+_MAX_TOPICS: Final = 8
+"""The fields of at most so many topics are compared with the schema."""
+
+_MAX_COLUMNS: Final = 3
+"""A warning names this many columns, and counts the others."""
+
 _MIN_UPDATE_INTERVAL_US: Final = SECOND_US
 """Update this often at most between batches, when only time can add a diagnosis."""
 
@@ -80,6 +87,7 @@ class Warner:
         options: the query's options.
         projection: the columns that the query requests; None if unknown.
         create_reader: creates a reader for a few sample records.
+        null_columns: the columns of fields that may have no value in any row; None: all.
     """
 
     def __init__(
@@ -87,14 +95,16 @@ class Warner:
         options: KafkaOptions,
         projection: Projection | None,
         create_reader: CreateReader,
+        null_columns: Set[str] | None = None,
     ) -> None:
         self._options = options
+        self._null_columns = null_columns
         self._projection = projection
         self._create_reader = create_reader
         self._details: dict[tuple[Kind, int], str] = {}
         self._sample_diagnoses: list[Diagnosis] | None = None
         self._option_diagnoses = [*_find_unused_unit(options), *find_improbable_bounds(options)]
-        self._two_timestamps: list[Diagnosis] | None = None
+        self._value_diagnoses: list[Diagnosis] | None = None
         self._recent = RecentCounts()
         self._last_update: tuple[tuple[str, int], int, Warnings] | None = None
 
@@ -152,7 +162,7 @@ class Warner:
             *self._find_uncounted(read_partitions, previous, now),
             *self._option_diagnoses,
             *batch_diagnoses,
-            *self._find_two_timestamps(read_partitions, now),
+            *self._examine_values(read_partitions, now),
         ]
         warnings = update_warnings(
             previous.warnings,
@@ -185,25 +195,52 @@ class Warner:
                     break
         return self._sample_diagnoses or []
 
-    def _find_two_timestamps(
-        self, partitions: list[Partition], now: StreamOffset
-    ) -> list[Diagnosis]:
-        """Check once per run whether values also have a field `timestamp`, which is not read."""
-        if not self._options.start_time.ambiguous_text or self._options.value_format != "json":
-            return []
-        nonempty = [partition for partition, entry in now.partitions.items() if entry.clock.events]
-        for partition in (partitions or nonempty)[:1]:
-            if self._two_timestamps is None:
-                self._two_timestamps = self._try(self._compare_timestamps, partition, now) or []
-        return self._two_timestamps or []
+    def _examine_values(self, partitions: list[Partition], now: StreamOffset) -> list[Diagnosis]:
+        """Compare once per run the fields of JSON values and keys with those that are read."""
+        if self._value_diagnoses is None and self._reads_json:
+            entries = now.partitions.items()
+            read = partitions or [partition for partition, entry in entries if entry.clock.events]
+            by_topic = {partition.topic: partition for partition in reversed(read)}
+            if by_topic:
+                first, *others = by_topic.values()
+                compare = partial(self._compare_fields, others)
+                self._value_diagnoses = self._try(compare, first, now) or []
+        return self._value_diagnoses or []
 
-    def _compare_timestamps(self, partition: Partition, now: StreamOffset) -> list[Diagnosis]:
-        if not any(map(has_field_timestamp, self._read_newest(partition, now))):
-            return []
-        text = (
-            "the record's timestamp is read, and the values have a field 'timestamp', which is not"
-        )
-        return [Diagnosis(Kind.TWO_TIMESTAMPS, "option 'startTime' = 'timestamp'", text)]
+    @property
+    def _reads_json(self) -> bool:
+        """Whether fields of JSON values or keys are read, or the record's timestamp beside them."""
+        if "json" not in (self._options.value_format, self._options.key_format):
+            return False
+        has_columns = self._projection is not None and self._null_columns != frozenset()
+        return has_columns or bool(self._options.start_time.ambiguous_text)
+
+    def _compare_fields(
+        self, others: Sequence[Partition], first: Partition, now: StreamOffset
+    ) -> list[Diagnosis]:
+        """Compare the newest records of `first`, and of a partition of each other topic."""
+        diagnoses, options, blocks = [], self._options, self._read_newest(first, now)
+        is_ambiguous = options.start_time.ambiguous_text and options.value_format == "json"
+        if is_ambiguous and any(map(has_field_timestamp, blocks)):
+            text = (
+                "the record's timestamp is read, and the values have a field 'timestamp', which is "
+                "not"
+            )
+            cause = "option 'startTime' = 'timestamp'"
+            diagnoses.append(Diagnosis(Kind.TWO_TIMESTAMPS, cause, text))
+        # With very many topics it would take long to see what each of them has.
+        if self._projection is not None and len(others) < _MAX_TOPICS:
+            blocks += [block for other in others for block in self._read_newest(other, now)]
+            absent = find_absent_fields(options, self._projection, blocks, self._null_columns)
+            records = sum(len(block.offsets) for block in blocks)
+            if absent:
+                names = [f"column '{name}'" for name in absent][:_MAX_COLUMNS]
+                texts = [*absent.values()][:_MAX_COLUMNS]
+                if len(absent) > _MAX_COLUMNS:
+                    names.append(f"{len(absent) - _MAX_COLUMNS} more")
+                text = f"null in the {records} newest records: {'; '.join(texts)}"
+                diagnoses.append(Diagnosis(Kind.NO_SUCH_FIELD, ", ".join(names), text))
+        return diagnoses
 
     def _examine_sample(self, partition: Partition, now: StreamOffset) -> list[Diagnosis]:
         clock, malformed = PartitionClock(), NO_MALFORMED_PAYLOADS
@@ -304,6 +341,7 @@ def warn_about_read(
     projection: Projection,
     create_reader: CreateReader,
     ended: Mapping[Partition, tuple[int, PartitionClock, MalformedPayloads]],
+    null_columns: Set[str] = frozenset(),
 ) -> None:
     """Log the mistakes in the records that a task of a batch read has read.
 
@@ -312,6 +350,7 @@ def warn_about_read(
         projection: the columns that the read requests.
         create_reader: creates a reader for a few sample records.
         ended: partition -> its end offset, the clock there, and its malformed values and keys.
+        null_columns: the columns that may have had only nulls in the task.
     """
     partition_offsets = {
         partition: PartitionOffset(end, end, clock, malformed_payloads=malformed)
@@ -322,9 +361,8 @@ def warn_about_read(
     # If a partition is cut into several tasks, the end of a task is not the end of its partition.
     history = () if options.cuts_partitions else (BatchRecord(0, replace(now, bounded=True)),)
     short = find_short_replays(history) if history else ()
-    log_new_warnings(
-        (), Warner(options, projection, create_reader).update(blank, now, {}, 0, short)
-    )
+    warner = Warner(options, projection, create_reader, null_columns)
+    log_new_warnings((), warner.update(blank, now, {}, 0, short))
 
 
 def log_new_warnings(before: Warnings, after: Warnings) -> None:

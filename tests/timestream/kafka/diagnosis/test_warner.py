@@ -20,6 +20,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
     StreamOffset,
 )
+from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.clocks import Clues, PartitionClock
 
 JSON = {"valueFormat": "json", "startTime": "at", "ctiFrequency": "1"}
@@ -71,13 +72,14 @@ def test_uncounted_partition_is_sampled_once_per_run():
         assert "there is no field 'at', but 'when', 'price'" in malformed.detail
         assert "100 of 100 records have a malformed value or key (reasons: 100 type)" in wrong.text
         assert "field 'price' is double" in wrong.detail
-    # One look at all of them, and one for each example.
-    assert records.asked == [(150, 250)] * 3
+    # One look at all of them, one at their fields, and one for each example.
+    assert records.asked == [(150, 250)] * 4
 
 
 def test_where_events_were_counted_or_nothing_was_read_no_record_is_asked_for():
     records = Records(*[{"when": 1}] * 9)
-    look = warner(records)
+    given = options(**JSON)
+    look = Warner(given, None, records)
     counted = stands(9, clock=PartitionClock(events=9))
     assert look.update(offset(9), counted, {at(0): 9}, 0) == ()
     assert look.update(offset(0), stands(0), {at(0): 0}, 10**7) == ()
@@ -122,7 +124,7 @@ def test_task_of_a_batch_read_warns_about_its_records(caplog):
 
 
 def test_data_that_goes_wrong_late_is_warned_about_at_once():
-    years, records = 10**6, Records(*[{"when": 1}] * 20)
+    years, records = 10**6, Records(*[{"when": 1, "price": 2.5}] * 20)
 
     def at_event(events, malformed):
         clock = PartitionClock(events=events, malformed=malformed)
@@ -136,7 +138,7 @@ def test_data_that_goes_wrong_late_is_warned_about_at_once():
     warnings = look.update(batch, at_event(years + 11, 11), {at(0): 20}, 10**7)
     (diagnosis,) = recall_warnings(warnings)
     assert diagnosis.full_text.startswith("lately, 11 of 11 events have no time that can be read")
-    assert diagnosis.detail == "there is no field 'at', but 'when'"
+    assert diagnosis.detail == "there is no field 'at', but 'when', 'price'"
     restarted = replace(at_event(years + 11, 11), warnings=warnings)
     later = warner(records).update(restarted, at_event(years + 11, 11), {at(0): 20}, 2 * 10**7)
     assert find_new_warnings(warnings, later) == []
@@ -156,7 +158,7 @@ def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
     event, value = recall_warnings(warnings)
     assert event.detail.endswith(": a time with a zone's name in brackets")
     assert "field 'price' is double" in value.detail
-    assert records.asked == [(0, 51), (0, 51)]
+    assert records.asked[1:] == [(0, 51), (0, 51)]
 
 
 def test_an_event_in_another_unit_is_the_example_with_the_unit_that_fits_it():
@@ -228,3 +230,110 @@ def test_a_bound_of_one_partition_in_another_unit_is_named_too():
     given = options(**JSON, startingOffsetsByTimestamp='{"topic": {"0": 1704110400}}')
     (diagnosis,) = find_improbable_bounds(given)
     assert "seconds, of 2024-01-01" in diagnosis.text
+
+
+EVENT = {
+    "at": 1,
+    "degrees": 2.5,
+    "topic": "x",
+    "Place": {"name": "x", "lat": 1.5},
+    "hits": [{"ms": 5}],
+}
+PLACE = pa.struct([("nmae", pa.string()), ("lat", pa.float64())])
+HITS = pa.list_(pa.struct([("us", pa.int64())]))
+OWN = "(a column of that name is the record's own, unless 'metadataPrefix' is set)"
+
+
+@pytest.mark.parametrize(
+    ("column", "data_type", "text"),
+    [
+        ("degeers", pa.float64(), "there is no field 'degeers': did you mean 'degrees'?"),
+        ("De_grees", pa.float64(), "there is no field 'De_grees': did you mean 'degrees'?"),
+        ("deg", pa.float64(), "there is no field 'deg': did you mean 'degrees'?"),
+        ("Place", PLACE, "there is no field 'Place.nmae': did you mean 'Place.name'?"),
+        ("Place.nam", pa.string(), "there is no field 'Place.nam': did you mean 'Place.name'?"),
+        ("lat", pa.float64(), "there is no field 'lat', but 'Place.lat' is there"),
+        ("hits", HITS, "there is no field 'hits.us', but 'hits.ms'"),
+        (
+            "speed",
+            pa.float64(),
+            "there is no field 'speed', but 'degrees', 'topic', 'Place', 'hits'",
+        ),
+        ("degrees", pa.float64(), None),
+        ("degrees", pa.string(), None),
+        ("topci", pa.string(), f"there is no field 'topci': did you mean 'topic'? {OWN}"),
+        ("Place", pa.string(), None),
+        ("Place.name", pa.string(), None),
+    ],
+)
+def test_a_column_that_no_json_value_has_is_named_once_with_the_near_name(column, data_type, text):
+    records = Records(*[EVENT] * 20)
+    look = warner(records, (column, data_type))
+    now = stands(20, clock=PartitionClock(events=20))
+    told = look.update(offset(20), now, {at(0): 20}, 0)
+    assert [each.kind for each in told] == [Kind.NO_SUCH_FIELD] * (text is not None)
+    if text is not None:
+        assert told[0].text == f"null in the 20 newest records: {text}"
+    assert records.asked == [(0, 20)]
+    again = look.update(replace(offset(20, 1), warnings=told), now, {at(0): 20}, 10**7)
+    assert records.asked == [(0, 20)]
+    assert find_new_warnings(told, again) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{"at": 1, "error": "x"}] * 9,  # too few to tell
+        [{"at": 1, "error": "x"}] * 19 + [{"at": 1}],  # fields are optional
+        [{"at": 1}] * 20,  # nothing is left unread
+        [{"at": 1, "error": "x"}] * 19 + [{"at": 1, "speed": None}],
+        ["text"] * 20,
+        [],
+    ],
+)
+def test_a_field_that_may_be_optional_is_not_told(values):
+    look = warner(Records(*values), ("speed", pa.float64()))
+    now = stands(len(values), clock=PartitionClock(events=20))
+    assert look.update(offset(len(values)), now, {at(0): len(values)}, 0) == ()
+
+
+def test_fields_of_keys_are_compared_too_and_those_of_another_topic():
+    given = options(**JSON, keyFormat="json", subscribe="topic,other")
+    columns = [("key.devcie", pa.string()), ("degrees", pa.float64()), ("speed", pa.float64())]
+
+    def read(span, _):
+        value = {"at": 1, "degrees": 1.5} if span.partition.topic == "topic" else {"speed": 2.5}
+        count = span.end_exclusive - span.start_inclusive
+        rows = block(*[json.dumps(value).encode()] * count)
+        yield rows._replace(keys=pa.array([b'{"device": "a"}'] * count, pa.binary()))
+
+    records = Records()
+    records.read = read
+    look = Warner(given, projection(given, *columns), records)
+    partitions = {
+        Partition(topic, 0): PartitionOffset(0, 20, PartitionClock(events=20))
+        for topic in ("topic", "other")
+    }
+    before = StreamOffset("me", given.settings(), 1, partitions)
+    after = replace(
+        before,
+        partitions={
+            partition: replace(entry, start_inclusive=20) for partition, entry in partitions.items()
+        },
+    )
+    warnings = recall_warnings(look.update(before, after, {}, 0))
+    (told,) = (warning for warning in warnings if warning.kind is Kind.NO_SUCH_FIELD)
+    assert told.cause == "column 'key.devcie'"
+    assert told.text.endswith("there is no field 'devcie': did you mean 'device'?")
+
+
+def test_a_task_of_a_batch_read_asks_only_for_columns_of_nulls(caplog):
+    records = Records(*[EVENT] * 20)
+    given = options(**JSON)
+    columns = projection(given, ("degeers", pa.float64()), ("speed", pa.float64()))
+    told = {at(0): (20, PartitionClock(events=20), NO_MALFORMED_PAYLOADS)}
+    warn_about_read(given, columns, records, told)
+    assert records.asked == []
+    warn_about_read(given, columns, records, told, {"degeers"})
+    assert "a column without a field: column 'degeers': null in the 20 newest" in caplog.text
+    assert "speed" not in caplog.text
