@@ -17,6 +17,7 @@ from pyspark_timestream.core.instants import (
 )
 from pyspark_timestream.kafka.diagnosis.diagnoses import (
     BOUNDED_RUN_ADVICE,
+    FINAL_CTI_ADVICE,
     MOST,
     REPEATED_RUN_ADVICE,
     WRITER_CLOCK_ADVICE,
@@ -54,6 +55,10 @@ MAX_QUIET_US: Final = 30_000_000
 
 _MAX_WRITERS: Final = 3
 """A diagnosis names this many silent writers, and counts the others."""
+
+_NO_SOURCE_ADVICE: Final = (
+    "set 'ctiFrequency', or another option that makes CTIs, and start with a new checkpoint"
+)
 
 _KIND_ORDER: Final = tuple(Kind)
 """Reports list kinds in the order of their declarations."""
@@ -201,7 +206,8 @@ def _report_caught_up(last_batch: BatchRecord) -> Diagnosis:
         text = "everything is read, and no partition is behind another"
     else:
         text = "what was there then is read, and no partition is behind another"
-    return Diagnosis(Kind.CAUGHT_UP, "nobody", text)
+    advice = _mention_final_cti(offset, Kind.CAUGHT_UP.fix)
+    return Diagnosis(Kind.CAUGHT_UP, "nobody", text, advice=advice)
 
 
 def _describe_end(offset: StreamOffset) -> str:
@@ -373,11 +379,17 @@ def _advise_idle(offset: StreamOffset) -> str:
     if offset.bounded:
         return BOUNDED_RUN_ADVICE if timeout is None else REPEATED_RUN_ADVICE
     if timeout is None:
-        return ""
+        return _mention_final_cti(offset, Kind.IDLE_PARTITION.fix)
     return (
         "wait: by option 'idleTimeout' the stream goes on without it once it has been caught up "
         f"for {timeout}"
     )
+
+
+def _mention_final_cti(offset: StreamOffset, fix: str) -> str:
+    """Return `fix`, and what releases a final CTI if it waits for the end of a run without one."""
+    waits = not offset.bounded and "finalCti" in offset.unpinned
+    return f"{fix}; {FINAL_CTI_ADVICE}" if waits else fix
 
 
 def _report_silent_writers(history: History, partitions: Sequence[Partition]) -> Diagnosis:
@@ -441,7 +453,12 @@ def _report_no_cti(history: History, partitions: Sequence[Partition]) -> Diagnos
         text += f"; so it is in {len(partitions)} partitions"
     # If no event has a time, more records do not help, even if the counters ask for them.
     is_timeless = "ctiFrequency" in settings and clock.events > 0 and _has_read_no_time(clock)
-    advice = Kind.MALFORMED.fix if is_timeless else ""
+    if is_timeless:
+        advice = Kind.MALFORMED.fix
+    elif settings.keys().isdisjoint(CTI_SETTINGS):
+        advice = _mention_final_cti(last_batch.offset, _NO_SOURCE_ADVICE)
+    else:
+        advice = _mention_final_cti(last_batch.offset, Kind.NO_CTI.fix)
     return _report_blocked(Kind.NO_CTI, history, partitions, text, advice=advice)
 
 

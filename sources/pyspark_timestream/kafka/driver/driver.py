@@ -662,6 +662,8 @@ def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:
         texts["idleTimeout"] = format_duration(options.idle_timeout_us)
     if options.max_offsets is not None:
         texts["maxOffsetsPerTrigger"] = str(options.max_offsets)
+    if options.final_cti:
+        texts["finalCti"] = "true"
     return texts
 
 

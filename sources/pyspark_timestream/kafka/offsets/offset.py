@@ -439,7 +439,7 @@ class StreamOffset:
         schemas: `value` or `key` -> the schema that it is read by, without its text.
         fixed_ends: the offsets where the ending options end the partitions; None without such an
             option.
-        unpinned: options that `explain` shows although they may change: `idleTimeout` and
+        unpinned: options that `explain` shows although they may change: `idleTimeout`, `finalCti`,
             `maxOffsetsPerTrigger` if they are set, the consumer `group`, and in `changeFrom` a
             change that waits for its instant, with its old and new values.
     """

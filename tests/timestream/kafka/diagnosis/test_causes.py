@@ -22,7 +22,7 @@ from timestream.histories import (
 from pyspark_timestream.commands.explanation import explain_stream, format_stream
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose, find_warnings
-from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, name_partitions
+from pyspark_timestream.kafka.diagnosis.diagnoses import FINAL_CTI_ADVICE, Kind, name_partitions
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,
     ImportedPartition,
@@ -198,6 +198,25 @@ def test_an_option_that_is_set_is_not_proposed():
     assert "10 minutes" in only(held, unpinned=given_).fix
     bounded = only(held, unpinned=given_, bounded=True).fix
     assert bounded.startswith("run again: a run that finds it caught up")
+
+
+def test_a_final_cti_that_waits_for_the_end_of_a_run_without_one_says_how_to_end_it():
+    held = [share(state(5)), share(state(3))]
+    nothing = [share(state(None, events=4, count=4))]
+    final = {"finalCti": "true"}
+    for partitions, more in (
+        (held, {}),
+        ([share(state(5))], {}),
+        (nothing, {"settings": {}}),
+        (nothing, {"settings": {"ctiFrequency": "9"}}),
+    ):
+        without = only(partitions, **more).fix
+        fix = only(partitions, **more, unpinned=final).fix
+        assert fix == f"{without}; {FINAL_CTI_ADVICE}"
+        assert "end_stream(query)" in fix
+        bounded = only(partitions, **more, unpinned=final, bounded=True).fix
+        assert "end_stream(query)" not in bounded
+    assert only(nothing, settings={}).fix.startswith("set 'ctiFrequency', or another option")
 
 
 # -- an event far in the future -------------------------------------------------------------------
