@@ -349,3 +349,34 @@ def test_a_late_import_is_named_by_its_topic_until_it_comes(stream) -> None:
     made.broker.produce(clock.topic, [event(9)])
     run(made)
     assert diagnosis(made).kind is Kind.CAUGHT_UP
+
+
+def test_a_misspelt_column_is_named_and_a_store_as_the_sink_and_the_advice_helps(
+    stream, spark: SparkSession, tmp_path: Path
+) -> None:
+    records = [event(second, speed=float(second)) for second in range(9)]
+    made = stream(records, ctiFrequency=1, valueFormat="json")
+
+    def store(column: str, place: Path) -> list[float | None]:
+        made.schema = f"{column} double, start_time timestamp, cti timestamp"
+        frame = made.load().where("cti IS NULL").selectExpr("start_time timestamp", f"{column} v")
+        writer = frame.writeStream.format("tseries").option("seriesName", "all")
+        writer = writer.option("retainedRange", "unlimited")
+        writer = writer.option("checkpointLocation", str(place / "checkpoint"))
+        made.query = writer.trigger(availableNow=True).start(str(place / "store"))
+        made.query.awaitTermination()
+        return [
+            row["v"] for row in spark.read.format("tseries").load(str(place / "store")).collect()
+        ]
+
+    assert store("sped", tmp_path / "first") == [None] * 9
+    explanation = explain_time(made.query)
+    assert explained(made).diagnoses[0].kind is Kind.NO_SUCH_FIELD
+    assert "there is no field 'sped': did you mean 'speed'?" in str(explanation)
+    assert "the sink is a store: a query with a new checkpoint writes all of" in str(explanation)
+    made.broker.produce(made.topic, [event(9, speed=9.0)])
+    # The checkpoint goes on for the records to come; a new one, and a new store, has all of them.
+    assert store("speed", tmp_path / "first") == [None] * 9 + [9.0]
+    assert explained(made).diagnoses[0].kind is Kind.CAUGHT_UP
+    assert store("speed", tmp_path / "second") == [float(second) for second in range(10)]
+    assert "the sink is a store" not in str(explain_time(made.query))

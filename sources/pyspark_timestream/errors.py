@@ -208,7 +208,8 @@ class TimestreamError(ReasonedError):
 class CheckpointMismatch(TimestreamError):
     """The checkpoint belongs to other settings, or to newer code.
 
-    Restore the settings that it names or install that release, or start with a new checkpoint.
+    Restore the settings that it names or install that release, or start with a new checkpoint and,
+    if the query writes to a store, a new path.
     """
 
 
@@ -242,9 +243,15 @@ class ViolationFound(TimestreamError):
     """
 
 
+NEW_CHECKPOINT: Final = (
+    "start with a new checkpoint, and with a new path if the query writes to a store, which would "
+    "get all of the input again"
+)
+"""The next step that leaves a checkpoint behind."""
+
 LOSS_ADVICE: Final = (
     "Some data may have been lost: set option 'failOnDataLoss' to 'false' to go on with what is "
-    "left, or start with a new checkpoint"
+    f"left, or {NEW_CHECKPOINT}"
 )
 """The next step of every message about lost records."""
 

@@ -606,8 +606,8 @@ def _changed_error(
         "put that state of the store back; or put the checkpoint of the same backup back; or let "
         f"the query write what is lost again: stop it and remove all files from number {begin} on "
         f"in 'commits', and from number {begin + 1} on in 'offsets', of its checkpoint (its source "
-        "must still have that input); or start with a new checkpointLocation, which writes all of "
-        "its input. Nothing of the batch is stored",
+        "must still have that input); or start with a new checkpointLocation and a new path, since "
+        "it writes all of its input again. Nothing of the batch is stored",
     )
 
 
@@ -677,8 +677,8 @@ def _mismatch_error(what_it_wrote: str, reality: str) -> StoreMismatch:
     return StoreMismatch(
         f"this query's checkpoint has written {what_it_wrote}, and {reality}",
         "the store that the checkpoint has written to, wherever it was moved",
-        "name that store or bring it back, or start with a new checkpoint, which writes the input "
-        "again. Nothing of the batch is stored",
+        "name that store or bring it back, or start with a new checkpoint and a new path, since it "
+        "writes all of its input again. Nothing of the batch is stored",
     )
 
 

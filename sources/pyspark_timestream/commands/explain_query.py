@@ -11,7 +11,12 @@ from typing import Any, Final, TypeVar
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_timestream.commands.explanation import Explanation, explain_stream, read_operators
+from pyspark_timestream.commands.explanation import (
+    Explanation,
+    StreamExplanation,
+    explain_stream,
+    read_operators,
+)
 from pyspark_timestream.core.arrow import CTI_COLUMN
 from pyspark_timestream.core.checkpoint import resolve_directory
 from pyspark_timestream.core.instants import parse_instant
@@ -63,17 +68,18 @@ def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
     failed = query.exception() is not None
     mistakes = _find_plan_mistakes(query, batches, reports)
     once = [ONE_BATCH] if _runs_one_batch(query) else []
+    explained = tuple(
+        explain_stream(
+            history,
+            failed,
+            [*mistakes.get(stream, ()), *(once if makes_ctis(history[-1]) else ())],
+        )
+        for stream, history in streams.items()
+    )
     return Explanation(
         f"Query {query.name!r} ({query.id})" if query.name else f"Query {query.id}",
-        tuple(
-            explain_stream(
-                history,
-                failed,
-                [*mistakes.get(stream, ()), *(once if makes_ctis(history[-1]) else ())],
-            )
-            for stream, history in streams.items()
-        ),
-        tuple(_list_notes(query, bool(streams), reports[-1] if reports else {})),
+        explained,
+        tuple(_list_notes(query, explained, reports[-1] if reports else {})),
         read_operators(reports[-1]) if reports else (),
         details,
     )
@@ -125,7 +131,7 @@ def _read_offset_log(query: StreamingQuery) -> list[BatchReport]:
 
 
 def _list_notes(
-    query: StreamingQuery, has_streams: bool, progress: Mapping[str, Any]
+    query: StreamingQuery, streams: Sequence[StreamExplanation], progress: Mapping[str, Any]
 ) -> Iterator[str]:
     failure = query.exception()
     if failure is not None:
@@ -137,12 +143,18 @@ def _list_notes(
             "Spark Connect shows only the query's recent batches: `python -m pyspark_timestream "
             "explain --checkpoint DIRECTORY`, run where the checkpoint is, knows all of them"
         )
-    if not has_streams:
+    if not streams:
         yield (
             "no Kafka stream of format 'timestream' has planned a batch yet: ask again when the "
             "query has run one"
         )
-    if _lacks_retained_range(query):
+    store_options = _ask_java(query, lambda java: _read_tseries_options(java.logicalPlan()))
+    if store_options is not None and any(stream.is_wrong for stream in streams):
+        yield (
+            "the sink is a store: a query with a new checkpoint writes all of its input again, so "
+            "where a fix asks for one, give the query a new path as well"
+        )
+    if store_options is not None and "retainedrange" not in store_options:
         yield (
             "the sink 'tseries' was given no 'retainedRange': a store that this query has created "
             "keeps 'limit 10', so that reads show the ten newest events of each series"
@@ -175,12 +187,6 @@ def note_partitions(progress: Mapping[str, Any], cores: int) -> str | None:
                 f"does, and begin with a new checkpoint, since this one keeps its {partitions}"
             )
     return None
-
-
-def _lacks_retained_range(query: StreamingQuery) -> bool:
-    """Return whether the query writes into format `tseries` without a retained range."""
-    options = _ask_java(query, lambda java: _read_tseries_options(java.logicalPlan()))
-    return options is not None and "retainedrange" not in options
 
 
 def _read_tseries_options(write: Any) -> set[str] | None:

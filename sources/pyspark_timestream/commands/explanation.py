@@ -19,7 +19,7 @@ from typing import Any, Final
 from pyspark_timestream.core.checkpoint import WATERMARK_KEY, resolve_directory
 from pyspark_timestream.core.instants import SECOND_US, format_duration, format_instant
 from pyspark_timestream.kafka.diagnosis.causes import diagnose
-from pyspark_timestream.kafka.diagnosis.diagnoses import Diagnosis, list_counts
+from pyspark_timestream.kafka.diagnosis.diagnoses import HEALTHY_KINDS, Diagnosis, list_counts
 from pyspark_timestream.kafka.diagnosis.history import (
     History,
     build_histories,
@@ -282,6 +282,11 @@ class StreamExplanation:
     topic_settings: tuple[str, Mapping[str, str]] | None = None
     changes: tuple[ClockChange, ...] = ()
     waiting_change: str | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something may have to be mended."""
+        return any(diagnosis.kind not in HEALTHY_KINDS for diagnosis in self.diagnoses)
 
 
 def explain_stream(

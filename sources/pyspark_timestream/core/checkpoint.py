@@ -23,7 +23,12 @@ from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
-from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable, show_value
+from pyspark_timestream.errors import (
+    NEW_CHECKPOINT,
+    CheckpointMismatch,
+    CheckpointUnreadable,
+    show_value,
+)
 
 WATERMARK_KEY: Final = "spark.watermarkDelayMs"
 """Spark marks the watermark's column with this metadata key, in a plan and in the schemas of a
@@ -383,7 +388,7 @@ def find_other_source(offset: object, entry: str) -> tuple[str, str, str] | None
     return (
         f"another source wrote the checkpoint's offset {show_value(offset)}",
         "a checkpoint that this source began, with the same sources in the same order",
-        "start with a new checkpoint, or go on with the source that this one is of",
+        f"go on with the source that this one is of, or {NEW_CHECKPOINT}",
     )
 
 
@@ -434,7 +439,7 @@ def check_offset(
             advice = advise(name, stored)
             if advice is not None:
                 change = _describe_change(name, stored, settings, is_topics=name in topic_settings)
-                raise CheckpointMismatch(f"{change}{advice} or start with a new checkpoint")
+                raise CheckpointMismatch(f"{change}{advice} or {NEW_CHECKPOINT}")
 
 
 _NOT_SET: Final = "not set"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspark_timestream.errors import (
+    NEW_CHECKPOINT,
     CheckpointMismatch,
     OptionError,
     SchemaRefused,
@@ -275,6 +276,6 @@ def check_recorded(rules: PayloadRules, now: ReaderSchema, recorded: ReaderSchem
         f"schema {recorded.schema_id} (version {recorded.version} of '{recorded.subject}') of "
         f"this checkpoint's {rules.side}s had fingerprint "
         f"{recorded.fingerprint} and has {now.fingerprint} in the registry of today: an id never "
-        "changes its schema, so this is another registry; set 'schemaRegistry.url' back, or start "
-        f"with a new checkpoint, which takes the latest schema of '{name}'"
+        "changes its schema, so this is another registry; set 'schemaRegistry.url' back; or take "
+        f"the latest schema of '{name}' and {NEW_CHECKPOINT}"
     )

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.errors import NEW_CHECKPOINT, CheckpointMismatch
 from pyspark_timestream.kafka.offsets.changes import ClockChange, keep_changes
 from pyspark_timestream.kafka.offsets.offset import (
     PartitionOffset,
@@ -365,8 +365,8 @@ def _finish(state: StreamState, planned: StreamOffset, emitted_us: int | None) -
     if planned.has_records and state.previous.final:
         raise CheckpointMismatch(
             "this checkpoint's stream has ended: its final CTI promised that nothing changes any "
-            "more, and now there are new records; start with a new checkpoint, or run with option "
-            "'finalCti' = 'false' from the beginning"
+            f"more, and now there are new records; {NEW_CHECKPOINT}; to run again, set 'finalCti' "
+            "to 'false' from the beginning"
         )
     cti_us = FINAL_US if final else planned.cti_us
     is_new = cti_us is not None and (run.new_start or emitted_us is None or cti_us > emitted_us)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.errors import NEW_CHECKPOINT, CheckpointMismatch
 from pyspark_timestream.kafka.offsets.changes import ClockChange, settings_before
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.positions import check_order
@@ -222,7 +222,7 @@ def _find_begin(
         raise CheckpointMismatch(
             f"{partition} was found by a batch that was not noted as done (asynchronous "
             "progress tracking notes some only), and a later commit has dropped where it "
-            "began: start with a new checkpoint"
+            f"began: {NEW_CHECKPOINT}"
         )
     return min([*begins, last_offset.end_exclusive])
 

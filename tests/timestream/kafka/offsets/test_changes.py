@@ -23,6 +23,7 @@ from timestream.changing import (
 
 from pyspark_timestream.core.policies import POLICIES
 from pyspark_timestream.errors import (
+    NEW_CHECKPOINT,
     CheckpointMismatch,
     CheckpointUnreadable,
     OptionError,
@@ -144,7 +145,7 @@ def test_the_next_step_of_the_refusal_is_changefrom_and_taking_it_changes_the_cl
     assert str(refused.value) == (
         "option 'ctiDelay' was '5 seconds' when this checkpoint was made and is '7 seconds' now; "
         "it defines the stream's time or rows, so set it back to '5 seconds', or set option "
-        "'changeFrom' to 'now' to change it from here on, or start with a new checkpoint"
+        f"'changeFrom' to 'now' to change it from here on, or {NEW_CHECKPOINT}"
     )
     query.restart(ctiFrequency="1", ctiDelay="7 s", violationPolicy="flag", changeFrom="now")
     assert query.batch()
@@ -218,7 +219,7 @@ def test_what_never_changes_is_refused_by_name_with_the_way_to_go(first, then, s
     with pytest.raises(CheckpointMismatch, match=said) as refused:
         query.batch()
     assert "since 'changeFrom'" in str(refused.value)
-    assert str(refused.value).endswith("or start with a new checkpoint")
+    assert str(refused.value).endswith(f"or {NEW_CHECKPOINT}")
 
 
 def test_an_added_topic_is_read_from_its_start_and_raised_to_the_stream():

@@ -6,7 +6,7 @@ import pytest
 from timestream.builders import at, first_offset, next_offset, run_context
 
 from pyspark_timestream.core.instants import FINAL_US
-from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.errors import NEW_CHECKPOINT, CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import ImportedTopic, PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot
 from pyspark_timestream.kafka.offsets.tasks import plan_tasks
@@ -108,8 +108,8 @@ def test_end_emits_the_final_cti_and_refuses_later_records():
     )
     said = (
         "^this checkpoint's stream has ended: its final CTI promised that nothing changes any "
-        "more, and now there are new records; start with a new checkpoint, or run with option "
-        "'finalCti' = 'false' from the beginning$"
+        f"more, and now there are new records; {NEW_CHECKPOINT}; to run again, set 'finalCti' to "
+        "'false' from the beginning$"
     )
     with pytest.raises(CheckpointMismatch, match=said):
         next_offset(final, {A: FIVE}, {A: 2}, {A: 3}, RUN)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from timestream.builders import GIVEN, options
 
 from pyspark_timestream.core.checkpoint import OFFSET_VERSION
-from pyspark_timestream.errors import CheckpointMismatch, OptionError
+from pyspark_timestream.errors import NEW_CHECKPOINT, CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
 from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
@@ -196,5 +196,5 @@ def test_a_name_in_backquotes_is_another_field_than_a_path():
     assert str(refused.value) == (
         "option 'startTime' was 'field:`event.created`' when this checkpoint was made and is "
         "'field:event.created' now; it defines the stream's time or rows, so set it back to "
-        "'field:`event.created`' or start with a new checkpoint"
+        f"'field:`event.created`' or {NEW_CHECKPOINT}"
     )
