@@ -137,7 +137,7 @@ def fill(page: str, made: dict[str, str]) -> str:
 
 
 def main() -> None:
-    """Write the blocks of the page anew."""
+    """Write the blocks of the page again."""
     page = PAGE.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
         made = make(Path(place) / "format", page)

@@ -202,9 +202,9 @@ def test_every_option_of_a_format_is_on_its_page(connector: str) -> None:
 )
 def test_an_option_shows_all_that_is_declared_of_it(default: object, shown: str) -> None:
     parser = Parser(str, "'last N' or a number")
-    spec = OptionSpec("limit", parser, default, "at most so many events", effect="batch")
+    spec = OptionSpec("limit", parser, default, "at most this many events", effect="batch")
     assert option_entry(spec) == (
-        "### `limit`\n\nAt most so many events.\n\n{.facts}\n"
+        "### `limit`\n\nAt most this many events.\n\n{.facts}\n"
         f"**Default:** {shown} · **Accepted:** `last N` or a number · "
         "**Effect:** batch reads · **On a checkpoint:** may change"
     )

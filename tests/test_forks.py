@@ -44,7 +44,7 @@ def modules() -> list[ModuleType]:
         for package in (pyspark_timestream, pyspark_tseries)
         for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
-    # Libraries in C are no modules of Python.
+    # Libraries in C are not modules of Python.
     others = "main__", "native_reader", "scan_json"
     return [importlib.import_module(name) for name in names if not name.endswith(others)]
 

@@ -61,7 +61,7 @@ def test_the_bytes_on_the_page_are_those_that_its_commands_make(tmp_path):
     assert made.keys() == shown.keys()
     for name in made.keys() - {"head"}:
         masked = [VARYING.sub("*", text) for text in (shown[name], made[name])]
-        assert masked[0] == masked[1], f"{name}: write it anew with python docs/store_sample.py"
+        assert masked[0] == masked[1], f"{name}: write it again with python docs/store_sample.py"
 
 
 def test_the_head_on_the_page_is_written_as_its_bytes_are(tmp_path):

@@ -100,7 +100,7 @@ def time_first_commit(way: str, bootstrap: str, topic: str) -> Done:
     if way == ZIPPED:
         use_spark_as_installed()
     spark, kafka = here(bootstrap)
-    # A JVM that has done nothing loads classes that are no part of a query's start.
+    # A JVM that has done nothing loads classes that are not part of a query's start.
     spark.range(1).count()
     frame = SOURCES.get(way, timestream)(spark, kafka, topic)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:

@@ -57,4 +57,4 @@ def chosen(
 
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", size(5, 2)))
 WARM_UP: Final = size(3, 1)
-"""After so many rounds, a JVM's last compiler has compiled a contender."""
+"""After this many rounds, a JVM's last compiler has compiled a contender."""

@@ -142,7 +142,7 @@ def rebase(lines: Iterable[bytes], start_ms: int, stretch: int) -> Iterator[Even
 def _time_of(line: bytes) -> int:
     found = _FIRST_TIME.search(line)
     if found is None:
-        raise SystemExit(f"the generator wrote a line that is no event: {line[:200]!r}")
+        raise SystemExit(f"the generator wrote a line that is not an event: {line[:200]!r}")
     return int(found[1])
 
 

@@ -20,7 +20,7 @@ from nexmark.events import (
 __all__ = ["event_files", "fill_topic", "write_events"]
 
 Lines = Callable[[int, int, int], Iterable[bytes]]
-"""The generator's lines of a partition: from a number on, so many."""
+"""The generator's lines of a partition: from a number on, this many."""
 _ENCODERS: Final[Mapping[str, Callable[[Iterable[bytes]], Iterator[bytes]]]] = {
     "json": iter,
     "avro": write_avro,

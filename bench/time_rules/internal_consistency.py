@@ -63,7 +63,7 @@ class Bank(NamedTuple):
 
     @classmethod
     def open(cls, kafka: Broker, count: int, partitions: int = 4, lag_s: int = 0) -> "Bank":
-        """With so many transfers."""
+        """With this many transfers."""
         return cls(kafka, partitions, lag_s, transfers(count, partitions, lag_s))
 
     def report(self, topic: str, pace: float) -> None:

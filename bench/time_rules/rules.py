@@ -26,7 +26,7 @@ BLOCKS = size(10, 2)
 """Blocks a run."""
 
 SHUFFLED_US = 50_000
-"""An event comes up to so much before or after its turn; events are a millisecond apart."""
+"""An event comes up to this much before or after its turn; events are a millisecond apart."""
 
 _RANDOM = np.random.default_rng(1)
 TIMES = 1_700_000_000_000_000 + np.arange(BLOCK) * 1_000

@@ -41,7 +41,7 @@ COMMITS = whole_number("BENCH_COMMITS", size(20, 4))
 SERIES_A_RUN = 10
 SLICES_A_RUN = 3
 SLICES = 100
-"""A time slice is one part in so many."""
+"""A time slice is one part of this many."""
 
 COLUMNS = "series, sequence, timestamp, value"
 CURRENT = f"""

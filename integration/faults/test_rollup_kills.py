@@ -63,7 +63,7 @@ def rollers(place: Path, count: int) -> Iterator[None]:
 
 
 def append(source: TimeSeries, first: int, count: int) -> int:
-    """Append so many events to each series; return the number of the next one."""
+    """Append this many events to each series; return the number of the next one."""
     source.append_many(
         [
             {"series": name, "timestamp": BEGIN + number * STEP, "value": float(number % 7)}

@@ -27,7 +27,7 @@ POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
 def marks(writers: int, rounds: int) -> list[Record]:
-    """A mark of every writer in turn, so many rounds, each anywhere within a minute of its own.
+    """A mark of every writer in turn, this many rounds, each anywhere within a minute of its own.
 
     None of them has a value. The first writer's mark is the round's beginning.
     """

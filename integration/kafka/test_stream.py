@@ -57,7 +57,7 @@ def test_records_are_delivered_whatever_their_timestamps(spark, broker, topic, t
     made = Stream(spark, broker, name, tmp_path)
     # In microseconds, since Python has no year 10000.
     micros = ["offset", "unix_micros(timestamp) AS timestamp", "unix_micros(start_time) AS start"]
-    # As Spark's own source shows them; what is no event time is none.
+    # As Spark's own source shows them; what is not an event time is none.
     legal = [0 <= stamp <= 253_402_300_799_000 for stamp in ODD_STAMPS]
     expected = [
         (offset, stamp * 1000, stamp * 1000 if fine else None)

@@ -65,7 +65,7 @@ def test_start_at_the_latest_goes_on_from_there_after_a_restart(
 
 
 def wait_for(query: Running, count: int) -> list[int]:
-    """The values when there are so many: partitions and commits are noticed a moment later."""
+    """The values when there are this many: partitions and commits are noticed a moment later."""
     deadline = time.monotonic() + 60
     while len(query.all()) < count and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -184,7 +184,7 @@ def test_batches_of_transactions_end_at_positions(both: Both, broker: Broker, to
 
     def case(isolation: str) -> Callable[[Source], Any]:
         options = of_topic(name, maxOffsetsPerTrigger=3, kafka__isolation__level=isolation)
-        # A batch without visible records makes Spark's source wait for so long.
+        # A batch without visible records makes Spark's source wait for that long.
         options["kafkaConsumer.pollTimeoutMs"] = "5000"
         return lambda source: source.run(checkpoint=isolation, **options)
 

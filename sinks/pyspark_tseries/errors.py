@@ -191,7 +191,7 @@ DAMAGES: Final = {
     "foreign change": Damage(
         "the log, at each opening",
         "undoes it",
-        "what the other tool wrote, of which a copy is kept",
+        "what the other tool wrote; a copy of it is kept",
         "events that are added through tseries (OPTIMIZE, z-order and VACUUM change none)",
         f"undo it with: {_REPAIR}",
     ),

@@ -18,7 +18,7 @@ LOGIN: Final = re.compile(
 _CONTROLS: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""Characters that move a cursor, end a line, turn the direction of writing, or are no text."""
+"""Characters that move a cursor, end a line, turn the direction of writing, or are not text."""
 
 
 def escape_controls(text: str) -> str:

@@ -147,7 +147,7 @@ class PageServer:
         port: the port that it listens on.
 
     Raises:
-        OSError: the port is not free or not allowed, or the host is no address of this machine.
+        OSError: the port is not free or not allowed, or the host is not an address of this machine.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class PageServer:
     ) -> None:
         try:
             self._server = _create_server(host, port, answer, pages)
-        except (OSError, OverflowError, TypeError) as error:  # A port that is no whole number.
+        except (OSError, OverflowError, TypeError) as error:  # A port that is not a whole number.
             problem = f"port {port} of '{host}' cannot be listened on: {error}"
             raise OSError(compose_message(problem, *_advise_on_address(error, option))) from error
         self.port = int(self._server.server_address[1])

@@ -1,8 +1,8 @@
 """Known vulnerabilities and licences of what users install: `dependencies.py SITE PIP_AUDIT`.
 
 Two sets are audited: the versions in an environment with all extras, and the oldest versions that
-pyproject.toml allows. A package that the service does not know is no sound one: if the advisories
-cannot be reached, that is the failure, by name.
+pyproject.toml allows. A package that the service does not know is not a sound one: if the
+advisories cannot be reached, that is the failure, by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulation can fail: it finds each of these small bugs, and within so many seeds."""
+"""The simulation can fail: it finds each of these small bugs, and within this many seeds."""
 
 import itertools
 import time
@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 SEEDS_TO_FIND = 15
-"""A planted bug is found by one of so many seeds of its kind of world at most."""
+"""A planted bug is found by one of this many seeds of its kind of world at most."""
 
 FOREVER_S = 1e9
 

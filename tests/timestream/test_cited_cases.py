@@ -186,7 +186,7 @@ def test_pravega_43_the_same_mark_again_is_accepted_and_a_lower_one_ignored() ->
     assert [stream.hear("w", mark) for mark in (10, 10, 9)] == [10, 10, 10]
     assert dict(stream.clock.writers)["w"].mark_us == 10
     assert stream.clock.ignored_ctis == 2
-    # A writer that was removed is no error: it is as new.
+    # A writer that was removed is not an error: it is as new.
     stream.hear("w", close=True)
     assert stream.hear("w", close=True) == 10
     assert stream.hear("w", 11) == 11

@@ -99,6 +99,6 @@ class Clock:
             self.environment = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._file)}
 
     def move(self, seconds: int) -> None:
-        """Let it differ from the true time by so much from now on."""
+        """Let it differ from the true time by this much from now on."""
         with self._file.open("r+b") as file:
             file.write(struct.pack("q", seconds))

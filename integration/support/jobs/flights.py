@@ -227,7 +227,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cti-delay", default=HARMLESS_DELAY)
     parser.add_argument("--violation-policy", default="drop")
     parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--records", type=int, help="produce only so many flights")
+    parser.add_argument("--records", type=int, help="produce only this many flights")
     parser.add_argument("--report", type=Path, help="write the source's counters here, as JSON")
     parsed = parser.parse_args(given)
     if (parsed.bootstrap is None) != (parsed.topic is None):

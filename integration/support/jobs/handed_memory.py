@@ -1,7 +1,7 @@
 """The memory of Spark's process of a source: `handed_memory.py BOOTSTRAP TOPIC OFFSETS`.
 
 `handed_memory.py tseries STORE EVENTS OFFSET` reads a store from an offset on. Plans batch after
-batch of so many offsets or events with Spark's own function, which sends the rows of small ones
+batch of this many offsets or events with Spark's own function, which sends the rows of small ones
 away. Prints the batches, those handed over, and by how many megabytes the process has grown.
 """
 

@@ -35,7 +35,7 @@ class Job:
     def run(self, now_s: int = 0, batches: int | None = None) -> list[float]:
         """Run to the end of the log at `now_s`; return the CTIs that the run has told.
 
-        With `batches` the run stops after so many, as if it was killed there.
+        With `batches` the run stops after this many, as if it was killed there.
         """
         reader = self._transport.stream_reader(self._transport.schema())
         assert isinstance(reader, KafkaStreamReader)

@@ -683,7 +683,7 @@ def _note_points(
     point_count = int((np.isfinite(values) & (rows.current == np.arange(len(values)))).sum())
     if drawn < point_count:
         notes.append(
-            f"{column}: {format_count(point_count, 'point')}, of which each pixel shows the first, "
+            f"{column}: {format_count(point_count, 'point')}; each pixel shows the first, "
             "the lowest, the highest and the last"
         )
     edited = int((rows.is_edited & (rows.current == np.arange(len(values)))).sum())

@@ -659,7 +659,7 @@ def check_retained(store: Store, requested: RetainedRange) -> None:
 
 
 def parse_author(author: str | None) -> str:
-    """Return `author`, or the OS user if it is None; raise ValueError if it is no valid text."""
+    """Return `author`, or the OS user if it is None; raise ValueError if it is not a valid text."""
     if author is not None and not is_valid_text(author):
         raise ValueError(f"author {author!r} is not a valid text")
     return author_or_user(author)

@@ -162,7 +162,7 @@ class Follower:
         return self._subscription.count_due(start) if start.initial else start
 
     def begin_child(self) -> None:
-        """Begin anew in a forked process: another thread of the parent may have held the lock."""
+        """Start afresh in a forked process: another thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         was_closed = self._closed.is_set()
         self._closed = threading.Event()

@@ -181,7 +181,7 @@ class GapQuery:
 
     Attributes:
         query: the query of the events.
-        longer_than_us: the longest distance that is no gap, in microseconds.
+        longer_than_us: the longest distance that is not a gap, in microseconds.
         open_view: the function that gives the commit to be asked.
     """
 
@@ -677,7 +677,7 @@ class Questions(ABC):
 
         Raises:
             ModuleNotFoundError: DuckDB is not installed.
-            InvalidQuery: the statement does more than read, or the parameters are no sequence.
+            InvalidQuery: the statement does more than read, or the parameters are not a sequence.
             PermissionDenied: the author may not ask this.
             duckdb.Error: DuckDB refuses the statement, or cannot run it.
         """

@@ -85,7 +85,7 @@ class Chart:
             InvalidQuery: `scale` is not from 0.1 to 10, or this machine has no known font.
         """
         if not isinstance(scale, int | float) or not 0.1 <= scale <= 10:
-            raise InvalidQuery(f"scale {scale!r} is no scale", "from 0.1 to 10", "correct it")
+            raise InvalidQuery(f"scale {scale!r} is not a scale", "from 0.1 to 10", "correct it")
         return _render_png(self.to_svg(), scale)
 
     def save(self, path: str | os.PathLike[str], scale: float = 2.0) -> None:
@@ -158,7 +158,7 @@ def _parse_columns(columns: str | Iterable[str] | None) -> tuple[str, ...] | Non
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     if not names or not all(isinstance(name, str) for name in names):
         raise InvalidQuery(
-            f"columns {show_value(columns)} are no names of columns",
+            f"columns {show_value(columns)} are not names of columns",
             "a name, several, or None for those that can be drawn",
             "correct it",
         )
@@ -168,7 +168,7 @@ def _parse_columns(columns: str | Iterable[str] | None) -> tuple[str, ...] | Non
 def _check_units(units: Mapping[str, str], shape: Shape) -> dict[str, str]:
     if not isinstance(units, Mapping):
         raise InvalidQuery(
-            f"units {show_value(units)} are no units of columns",
+            f"units {show_value(units)} are not units of columns",
             "a mapping of names to texts, such as {'celsius': '°C'}",
             "correct it",
         )
@@ -186,7 +186,7 @@ def _check_size(name: str, size: int, ends: tuple[int, int]) -> int:
     pixels = to_whole(size)
     if not ends[0] <= pixels <= ends[1]:
         raise InvalidQuery(
-            f"{name} {pixels} is no {name} of a chart",
+            f"{name} {pixels} is not a {name} of a chart",
             f"{ends[0]} to {ends[1]} pixels",
             "correct it",
         )

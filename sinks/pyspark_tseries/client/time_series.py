@@ -522,7 +522,7 @@ class TimeSeries(Questions):
 
         Raises:
             InvalidQuery: a setting is wrong, or is not that of the rollup.
-            UnusableStore: the store at `into` is no rollup.
+            UnusableStore: the store at `into` is not a rollup.
             StoreMismatch: it is the rollup of another store.
             HistoryChanged: this store lacks the commit that the rollup covers: it was put back.
             PermissionDenied: the author may not read this store, or not write to the rollup.

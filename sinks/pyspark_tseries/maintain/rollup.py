@@ -158,7 +158,7 @@ def rollup(
 
     Raises:
         InvalidQuery: a setting is wrong, or differs from the rollup's.
-        UnusableStore: the store at `into` is no rollup.
+        UnusableStore: the store at `into` is not a rollup.
         StoreMismatch: it is the rollup of another store.
         HistoryChanged: the source lacks the commit that the rollup covers: it was put back.
         PermissionDenied: the author may not read the source, or may not write to the rollup.
@@ -199,7 +199,7 @@ def _open_rollup(
     settings = parse_rollup_settings(target.properties(), into.root)
     if settings is None:
         raise UnusableStore(
-            f"the store '{into.root}' is no rollup",
+            f"the store '{into.root}' is not a rollup",
             "a path where nothing is, or a rollup",
             "give the rollup a path of its own",
         )

@@ -13,7 +13,7 @@ These numbers stand for null:
 - UNTIMED, 2^63 - 1: a row without a timestamp, before it gets one. It is above all times, so the
   row is sorted behind the others.
 
-`NO_COMMIT` in `model.commits` is no number: it is the metadata of a store without commits.
+`NO_COMMIT` in `model.commits` is not a number: it is the metadata of a store without commits.
 """
 
 import zlib

@@ -36,7 +36,7 @@ MAX_BUCKETS: Final = 10_000_000
 """Fill a series up to at most this many buckets."""
 
 _MANY_PIECES: Final = 200
-"""A century has so many."""
+"""A century has this many."""
 
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
 _CALENDAR: Final = re.compile(r"([0-9]+)\s*(month|quarter|year)s?", re.IGNORECASE | re.ASCII)
@@ -268,7 +268,7 @@ def _parse_width(width: str | timedelta) -> tuple[int, int]:
 
 
 def parse_length(length: object) -> int | None:
-    """Return a text or timedelta in microseconds; None if it is no duration of 0 or more."""
+    """Return a text or timedelta in microseconds; None if it is not a duration of 0 or more."""
     try:
         if isinstance(length, timedelta):
             us = timedelta_to_us(length, InvalidQuery)

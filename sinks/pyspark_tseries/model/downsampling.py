@@ -308,7 +308,7 @@ def parse_aggregate_list(value: str) -> tuple[tuple[str, str, str | float], ...]
     """Return name, column and function of each aggregate of a text.
 
     Raises:
-        ValueError: a part is no aggregate, or two have one name.
+        ValueError: a part is not an aggregate, or two have one name.
 
     >>> parse_aggregate_list("celsius mean, hottest = celsius 0.95, n = count")
     (('celsius', 'celsius', 'mean'), ('hottest', 'celsius', 0.95), ('n', '*', 'count'))
@@ -346,7 +346,7 @@ def parse_aggregate_argument(text: str) -> tuple[str, tuple[str, str | float]]:
     """Return the name of an aggregate, its column and function, of an argument of a command.
 
     Raises:
-        ValueError: the text is no aggregate.
+        ValueError: the text is not an aggregate.
 
     >>> parse_aggregate_argument("celsius=mean"), parse_aggregate_argument("n=count")
     (('celsius', ('celsius', 'mean')), ('n', ('*', 'count')))
@@ -464,7 +464,7 @@ def _describe_aggregate(aggregate: Aggregate) -> str:
 
 
 def parse_rollup_settings(properties: Mapping[str, str], root: str) -> RollupSettings | None:
-    """Return the settings in the properties of the store at `root`; None if it is no rollup.
+    """Return the settings in the properties of the store at `root`; None if it is not a rollup.
 
     Raises:
         UnusableStore: they are of another version.

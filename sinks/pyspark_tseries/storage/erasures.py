@@ -102,7 +102,7 @@ def parse_record(text: str) -> ErasureRecord:
         lists = {name: tuple(fields[name]) for name in ("sequences", "events", "removed")}
         return ErasureRecord(Erasure(**{**fields, **lists}), previous, log_version)
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no record of an erasure: {error}") from error
+        raise ValueError(f"it is not a record of an erasure: {error}") from error
 
 
 @dataclass(slots=True)

@@ -723,7 +723,7 @@ class KeptByStore(Generic[_Kept]):
         begin_in_forks(self)
 
     def begin_child(self) -> None:
-        """Begin anew in a forked process."""
+        """Start afresh in a forked process."""
         self.lock = threading.Lock()
         self.stores: OrderedDict[Location, _Kept] = OrderedDict()
 

@@ -175,7 +175,7 @@ class FooterCache:
         begin_in_forks(self)
 
     def begin_child(self) -> None:
-        """Begin anew in a forked process."""
+        """Start afresh in a forked process."""
         self._kept: OrderedDict[tuple[Location, str, int], Footer] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()

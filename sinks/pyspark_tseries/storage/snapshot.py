@@ -268,7 +268,7 @@ class LastIndex:
             begin_in_forks(self)
 
     def begin_child(self, lock: AbstractContextManager[Any] | None = None) -> None:
-        """Begin anew in a forked process; a store that shares its lock passes the new one."""
+        """Start afresh in a forked process; a store that shares its lock passes the new one."""
         self._lock = threading.RLock() if lock is None else lock
         self._last: tuple[int | None, SeriesIndex] = (None, SeriesIndex())
         self._partial_loads = 0

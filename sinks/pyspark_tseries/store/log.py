@@ -838,7 +838,7 @@ class Log:
 
 
 def _check_table(table: DeltaTable, location: Location) -> None:
-    """Raise UnusableStore if another tool changed the table so that it is no store any more."""
+    """Raise UnusableStore if another tool changed the table so that it is no longer a store."""
     check_version(table.metadata().configuration, location.root)
     columns = pa.schema(table.schema())
     for column in table_schema([]):

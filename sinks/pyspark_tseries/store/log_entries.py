@@ -417,7 +417,7 @@ def _parse_lines(data: bytes) -> list[dict[str, Any]]:
 
 def _check_fields(action: str, content: object, fields: Mapping[str, type | UnionType]) -> None:
     if not isinstance(content, dict):
-        raise TornEntry(f"its '{action}' is no object")
+        raise TornEntry(f"its '{action}' is not an object")
     for name, required in fields.items():
         if not isinstance(content.get(name), required):
             raise TornEntry(f"its '{action}' has no right '{name}'")

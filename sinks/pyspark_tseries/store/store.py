@@ -135,7 +135,7 @@ class Store:
         begin_in_forks(self)
 
     def begin_child(self) -> None:
-        """Begin anew in a forked process, or refuse to if a thread of the parent held the lock.
+        """Start afresh in a forked process, or refuse to if a thread of the parent held the lock.
 
         A fork can use no Delta table with new entries, but an append does not need the table.
         """

@@ -378,7 +378,7 @@ class SeriesCondition:
 def condition_error(problem: str, last_sequence: int) -> ConditionFailed:
     """Return the error of a condition that a series with this `last_sequence` does not meet."""
     error = ConditionFailed(
-        problem, next_step="read the series again, and decide anew. Nothing is stored"
+        problem, next_step="read the series again, and decide again. Nothing is stored"
     )
     error.sequence = last_sequence
     return error

@@ -55,7 +55,7 @@ Declared as never null, because Spark then delivers rows faster.
 """
 
 _MAX_HANDED: Final = 10_000
-"""Hand Spark at most so many ticks along with a batch's only task, which then starts no Python."""
+"""The most ticks to hand Spark along with a batch's only task, which then starts no Python."""
 
 _LOG: Final = logging.getLogger("pyspark_timestream")
 

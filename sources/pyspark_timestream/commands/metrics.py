@@ -430,7 +430,7 @@ def _name_partition(partition: Partition | None) -> Attributes:
 def _list_cti(
     metric: Metric, age: Metric, attributes: Attributes, instant_us: int | None
 ) -> Iterator[Sample]:
-    """Yield the samples of an instant and its age; none for a final CTI, which is no real time."""
+    """Yield the samples of an instant and its age; none for a final CTI, which is not a time."""
     if instant_us is not None and instant_us < FINAL_US:
         yield Sample(metric, attributes, instant_us / SECOND_US)
         yield Sample(age, attributes, instant_us)

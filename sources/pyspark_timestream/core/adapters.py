@@ -248,7 +248,7 @@ def keep_options(schema: StructType, options: Mapping[str, str], source: str) ->
 def restore_options(
     raw: Mapping[str, str], schema: StructType, source: str
 ) -> dict[str, str] | None:
-    """Return a table's options from its columns; None if `raw` has options or it is no table."""
+    """Return a table's options from its columns; None if `raw` has options or it is not a table."""
     if raw:
         return None
     tables = [field.metadata[_TABLE_KEY] for field in schema.fields if _TABLE_KEY in field.metadata]

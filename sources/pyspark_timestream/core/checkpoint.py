@@ -347,7 +347,7 @@ def parse_offset(value: Any) -> dict[str, Any]:
     """Return an offset, or a report, from a query's progress as an object.
 
     It comes as text or as parsed JSON, depending on Spark's version and client. The result is empty
-    for a source without one, or with one that is no JSON object.
+    for a source without one, or with one that is not a JSON object.
     """
     try:
         offset = json.loads(value) if isinstance(value, str) else value
@@ -433,7 +433,7 @@ def check_offset(
     stored = offset.get("settings", settings)
     texts = stored.values() if isinstance(stored, Mapping) else [None]
     if not all(isinstance(text, str) for text in texts):
-        raise damaged_offset("its settings are no texts")
+        raise damaged_offset("its settings are not texts")
     for name in sorted({*stored, *settings}):
         if stored.get(name, _NOT_SET) != settings.get(name, _NOT_SET):
             advice = advise(name, stored)

@@ -253,11 +253,11 @@ def read_duration(
     """Return the microseconds of the text that a function was given as its `argument`.
 
     Raises:
-        OptionError: it is no text, no duration, or outside of these bounds.
+        OptionError: it is not a text or not a duration, or is outside of these bounds.
     """
     try:
         if not isinstance(value, str):
-            raise ValueError("it is no text")
+            raise ValueError("it is not a text")
         us = parse_duration(value)
         if us < at_least_us:
             raise ValueError(f"shorter than {format_duration(at_least_us)}")
@@ -294,7 +294,7 @@ def read_seconds(argument: str, value: object, *, is_zero_allowed: bool = False)
     """Return the time to wait that a function was given as its `argument`.
 
     Raises:
-        OptionError: it is no number of seconds above 0, or at least 0 if that is allowed, or is
+        OptionError: it is not a number of seconds above 0, or at least 0 if that is allowed, or is
             longer than threads can wait.
     """
     if is_wait(value):
@@ -566,7 +566,7 @@ def _match_shape(matrix: Bytes, shape: bytes) -> Mask:
 
 
 def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask] | None:
-    """Read the texts that `alike` marks as having `shape`; None if `shape` is no ISO form."""
+    """Read the texts that `alike` marks as having `shape`; None if `shape` is not an ISO form."""
     match = _match_iso_form(shape.strip())
     if match is None:
         return None

@@ -47,7 +47,7 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 class _OutputError(BaseException):
     """Standard output cannot be written.
 
-    Like KeyboardInterrupt it is no Exception: else a command would blame its input or output.
+    Like KeyboardInterrupt it is not an Exception: else a command would blame its input or output.
     """
 
 
@@ -172,7 +172,7 @@ class Inherited(Protocol):
     """An object that a forked process may use, too."""
 
     def begin_child(self) -> None:
-        """Begin anew in a forked process: another thread of the parent may have held a lock."""
+        """Start afresh in a forked process: another thread of the parent may have held a lock."""
 
 
 _INHERITED: Final[WeakSet[Inherited]] = WeakSet()
@@ -207,7 +207,7 @@ class ProcessLock:
         begin_in_forks(self)
 
     def begin_child(self) -> None:
-        """Begin anew in a forked process."""
+        """Start afresh in a forked process."""
         self._lock = threading.Lock()
         if self._forget is not None:
             self._forget()

@@ -281,7 +281,7 @@ def _follow(operator: PlanOperator, column: str) -> _CtiPath:
         return _unite(operator, column)
     for index, input_column in operator.find_origins(column):
         path = _follow(operator.inputs[index], input_column)
-        # This origin is no CTI column, and a later one may be.
+        # This origin is not a CTI column, and a later one may be.
         if not path.comes and path.loss is None:
             continue
         return _pass(operator, index, input_column, path)

@@ -226,7 +226,7 @@ def _add_newer_reader_schema(
     if can_read_writer(options, projection, rules.side, inline_references(newest)):
         return options
     newer = _make_reader_schema(rules, newest, newest.subject, newest.version)
-    parse_schema(newer.text)  # Raise if it is no schema; one that does not fit changes nothing.
+    parse_schema(newer.text)  # Raise if it is not a schema; one that does not fit changes nothing.
     only_newer = with_reader_schemas(options, {**options.reader_schemas, rules.side: newer})
     if not is_accepted(check_schemas, only_newer, projection):
         return options

@@ -334,7 +334,7 @@ class _GroupReader:
         groups = self._client.wait(request, STEP_TIMEOUT_S, "list_consumer_groups")
         for error in groups.errors:
             # A broker does not answer, and it may have one of our groups. confluent-kafka returns a
-            # KafkaError, which is no exception, or a KafkaException.
+            # KafkaError, which is not an exception, or a KafkaException.
             raise KafkaException(error) if isinstance(error, KafkaError) else error
         return [group.group_id for group in groups.valid]
 

@@ -219,7 +219,7 @@ class Events:
         end_us: n instants for intervals and edges; None for points.
         is_end: n booleans for edges: this is an end edge; None for points and intervals.
         present: n booleans: the record is an event; None: all are. A punctuation without a value
-            is no event.
+            is not an event.
         record_us: n instants: the record timestamps, NEVER where there is none; None if no rule
             needs them.
         valueless: n booleans: the record lacks the value that would contain its time; None: no

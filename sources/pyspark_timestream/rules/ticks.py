@@ -80,7 +80,7 @@ class Ticks:
         """Return the ticks of the batch that ends at `offset`; ignore its other keys.
 
         Raises:
-            CheckpointUnreadable: it lacks one of its own, or one is no number of ticks.
+            CheckpointUnreadable: it lacks one of its own, or one is not a number of ticks.
         """
         numbers: list[Any] = [offset.get(name) for name in ("from", "to", "skipped")]
         if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):

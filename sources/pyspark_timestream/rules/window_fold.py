@@ -210,7 +210,7 @@ def _find_type(partial: Partial, rows: pa.Schema) -> pa.DataType:
             "groupBy(...) behind advance_time",
         )
     raise SchemaRefused(
-        f"column '{field.name}' is {field.type}, of which there is no {partial.function}",
+        f"column '{field.name}' is {field.type}, which has no {partial.function}",
         "min and max of numbers, texts, bytes, booleans, dates and timestamps; sums and means of "
         "whole numbers and decimals; counts of all",
         "choose another column, or use groupBy(...) behind advance_time",

@@ -129,7 +129,7 @@ def how_to_repeat(seed: str, case: str) -> str:
 
 
 def run_in_a_process(group: str, seed: str, seconds: float, folder: Path) -> str:
-    """Run a group of targets, each for so long, in a process; return how their cases ended.
+    """Run a group of targets, each for this long, in a process; return how their cases ended.
 
     Raises:
         Finding: a case is one, took too long, or ended the process.

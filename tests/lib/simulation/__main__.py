@@ -12,7 +12,7 @@ def main() -> int:
     """Run what the arguments say; 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this one only, and show where it fails")
-    parser.add_argument("--faults", type=int, help="with --seed: no faults after so many steps")
+    parser.add_argument("--faults", type=int, help="with --seed: no faults after this many steps")
     parser.add_argument("--first", type=int, help="the first seed; this commit's by default")
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--hours", type=float)

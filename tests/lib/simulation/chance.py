@@ -99,7 +99,7 @@ class Chance:
 
     Args:
         seed: decides everything.
-        faults: after so many steps nothing fails any more; None for no such limit.
+        faults: after this many steps nothing fails any more; None for no such limit.
     """
 
     def __init__(self, seed: int, faults: int | None = None) -> None:

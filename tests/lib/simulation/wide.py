@@ -39,7 +39,7 @@ class Extras:
     """A seed's draws besides `Query`.
 
     Attributes:
-        import_every: CTIs are imported, by so many events; 0 for those in band, None for none.
+        import_every: CTIs are imported, by this many events; 0 for those in band, None for none.
         where: a key of `WHERE`; None for no filter.
         changes: whether a restart may change options (8.10).
         is_async: whether Spark's log has only some of the batches (8.6).

@@ -25,7 +25,7 @@ from pyspark_timestream.kafka.ranges import Partition
 
 SECOND = 1_000_000
 _SHORT_US = 3 * SECOND
-"""A change of leaders is shorter: it is no loss (semantics 9.1)."""
+"""A change of leaders is shorter: it is not a loss (semantics 9.1)."""
 
 _ANSWER_S = 100
 """Time in which a driver tells of a loss."""
@@ -114,7 +114,7 @@ class World:
 
     Args:
         seed: decides everything.
-        faults: after so many steps nothing fails any more; None for no such limit.
+        faults: after this many steps nothing fails any more; None for no such limit.
     """
 
     def __init__(self, seed: int, faults: int | None = None) -> None:

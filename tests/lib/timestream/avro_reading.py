@@ -10,7 +10,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, par
 from pyspark_timestream.kafka.decode.records import RequestedFields
 
 COPIES = 25
-"""With so many copies, two payloads are read in columns."""
+"""With this many copies, two payloads are read in columns."""
 
 
 def read(schema, columns, bodies, raw=(), writers=None, ids=None):

@@ -31,7 +31,7 @@ def look(follower, now_us):
 
 
 def write_large_batch(root, number, partitions):
-    """Plan a batch of so many partitions, one of them holding back, and finish it."""
+    """Plan a batch of this many partitions, one of them holding back, and finish it."""
     shares = [share(state(number if n != 7 else 1), 10, 10 * number) for n in range(partitions)]
     (moment,) = history(shares)
     offset = dataclasses.replace(moment.offset, number=number)

@@ -22,7 +22,7 @@ MARKS = {"ctiHeader": "cti"}
 
 
 def state(second=None, events=20, **more):
-    """A clock at NOON plus so many seconds, with its last event at its CTI unless told."""
+    """A clock at NOON plus this many seconds, with its last event at its CTI unless told."""
     cti_us = None if second is None else NOON + second * SECOND
     return PartitionClock(**{"cti_us": cti_us, "events": events, "last_us": cti_us, **more})
 

@@ -72,4 +72,4 @@ odd_texts = st.one_of(
     st.sampled_from([b"\xef\xbb\xbf{}", b'{"i":1,}', b'{"a":{}', b"/**/{}", b'{"i":1}//}', b"{"]),
     st.sampled_from([b'{"i":1}{"i":2}', b'{"i":1}\n{"i":2}', b'{"i":1}{"i":2}\0}']),
 )
-"""Values that are no object, or that only look like one."""
+"""Values that are not objects, or that only look like one."""

@@ -49,7 +49,7 @@ def at(series, us, value=0.0):
 
 
 def as_tasks(store, count, rows):
-    """The rows as shares of so many tasks, forecast as the sink does it."""
+    """The rows as shares of this many tasks, forecast as the sink does it."""
     head_id, index = store.head_id(), store.index()
     expected = OptimisticNumber(
         head_id, index.metadata.commit + 1, max(NOW, index.metadata.commit_us)

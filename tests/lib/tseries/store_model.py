@@ -48,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Row:
-    """A row to append: `us` None where it has no time, `edit_of` None where it is no edit."""
+    """A row to append: `us` None where it has no time, `edit_of` None where it is not an edit."""
 
     series: str
     us: int | None
@@ -400,7 +400,7 @@ def _test(
 
 
 def _counted_from(range_: Range, counted: list[Event], end_us: int | None) -> set[int]:
-    """`next` and `previous` so many events: after the anchor's own, if it stands on one."""
+    """`next` and `previous` this many events: after the anchor's own, if it stands on one."""
     word, number = range_.span
     name, at = range_.anchor
     before, own, after = [], [], []

@@ -1,7 +1,7 @@
 """A writer beside the watched one: its name as argument, `[STORE, COMMITS]` a line.
 
-For each line it makes so many commits, to a series of its own and to a shared one, and answers with
-the store's reply to each, as JSON.
+For each line it makes this many commits, to a series of its own and to a shared one, and answers
+with the store's reply to each, as JSON.
 """
 
 import json

@@ -67,7 +67,7 @@ class Program:
         return limit, last_us
 
     def run(self, most, until):
-        """Make so many steps, fewer if `until` comes before; return how many."""
+        """Make this many steps, fewer if `until` comes before; return how many."""
         steps = [
             *[self.append] * 8,
             *[self.append_many] * 8,

@@ -1,4 +1,4 @@
-"""A stopped query's checkpoint explains itself, and what is no checkpoint is refused clearly."""
+"""A stopped query's checkpoint explains itself, and what is not a checkpoint is refused clearly."""
 
 import json
 import subprocess

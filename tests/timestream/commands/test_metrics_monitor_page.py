@@ -23,7 +23,7 @@ WORDS = {"and", "by", "increase", "on", "rate", "sum", "unless", "for"}
 
 
 def names_in(expression):
-    """The identifiers of a query that are no words of PromQL, without texts and variables."""
+    """The identifiers of a query that are not words of PromQL, without texts and variables."""
     plain = re.sub(r'"[^"]*"|\[[^]]*\]', "", expression)
     return set(re.findall(r"[a-zA-Z_][a-zA-Z0-9_]*", plain)) - WORDS
 

@@ -266,7 +266,7 @@ def test_names_of_partial_columns_are_no_other_columns() -> None:
     [
         (Partial("sum", "number"), (), "depends on the order.*declare 'number' as a decimal"),
         (Partial("sum", "small"), (), "depends on the order"),
-        (Partial("sum", "name"), (), "'name' is string, of which there is no sum"),
+        (Partial("sum", "name"), (), "'name' is string, which has no sum"),
         (Partial("min", "list"), (), "no min; accepted: min and max of numbers"),
         (Partial("max", "absent"), (), "no column 'absent'; accepted: 'start_time', 'cti'"),
         (Partial("count"), ("list",), "'list' is list.*not folded.*groupBy"),

@@ -387,13 +387,13 @@ def test_what_cannot_be_drawn_is_refused_with_what_can():
         ({"longest_gap": timedelta(-1)}, "is not the length of a gap"),
         ({"longest_gap": b"1 hour"}, "is not the length of a gap"),
         ({"longest_gap": pandas.NA}, "longest_gap <NA> is not the length of a gap"),
-        ({"columns": []}, "columns [] are no names of columns"),
-        ({"columns": [1]}, "columns [1] are no names of columns"),
+        ({"columns": []}, "columns [] are not names of columns"),
+        ({"columns": [1]}, "columns [1] are not names of columns"),
         ({"units": {"w": "m"}}, "units: 'w' has no unit 'm' in this result; accepted: texts for"),
         ({"units": {"v": 1}}, "units: 'v' has no unit 1 in this result"),
-        ({"units": 5}, "units 5 are no units of columns; accepted: a mapping"),
-        ({"width": 3}, "width 3 is no width of a chart; accepted: 240 to 4000 pixels"),
-        ({"height": 10**9}, "height 1000000000 is no height"),
+        ({"units": 5}, "units 5 are not units of columns; accepted: a mapping"),
+        ({"width": 3}, "width 3 is not a width of a chart; accepted: 240 to 4000 pixels"),
+        ({"height": 10**9}, "height 1000000000 is not a height"),
     ],
 )
 def test_a_wrong_argument_is_refused(arguments, message):
@@ -573,7 +573,7 @@ def test_save_refuses_another_ending_and_scale(tmp_path):
     with pytest.raises(InvalidQuery, match=r"a name that ends with .svg or .png"):
         chart.save(tmp_path / "a.pdf")
     for scale in (0, 99, "2"):
-        with pytest.raises(InvalidQuery, match="is no scale"):
+        with pytest.raises(InvalidQuery, match="is not a scale"):
             chart.save(tmp_path / "a.png", scale=scale)
     assert not list(tmp_path.iterdir())
 

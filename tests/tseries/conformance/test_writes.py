@@ -20,7 +20,7 @@ VALUE = {"value": pa.float64()}
 
 @pytest.fixture
 def make(tmp_path):
-    """Makes a store with one series `s` of so many originals, a second apart."""
+    """Makes a store with one series `s` of this many originals, a second apart."""
 
     def made(retained, count=0, step_ms=1000):
         series = TimeSeries.create(str(tmp_path / "s"), VALUE, retained, author="me")

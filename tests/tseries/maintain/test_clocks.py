@@ -140,7 +140,7 @@ def test_commits_each_a_little_ahead_of_the_last_do_not_drift_beyond_an_hour(tmp
 
 
 def set_clock(monkeypatch, ahead_us, *, kernel=False):
-    """This process's clock, and the kernel's if so, as if it were so much ahead."""
+    """This process's clock, and the kernel's if so, as if it were this much ahead."""
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + 1000 * ahead_us)
     if kernel:

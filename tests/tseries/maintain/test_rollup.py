@@ -551,7 +551,7 @@ def test_a_rollup_of_a_widened_source_goes_on_once_it_is_widened_too(tmp_path):
 def test_a_store_that_is_no_rollup_or_of_another_source_is_refused(source, tmp_path):
     roll(source, tmp_path / "r")
     other = TimeSeries.create(tmp_path / "o", {"celsius": pa.float64(), "n": pa.int64()}, "limit 9")
-    with pytest.raises(UnusableStore, match="is no rollup"):
+    with pytest.raises(UnusableStore, match="is not a rollup"):
         source.rollup(tmp_path / "o", "1 hour", {"n": "sum"})
     with pytest.raises(StoreMismatch, match="is the rollup of another store"):
         other.rollup(tmp_path / "r")

@@ -565,7 +565,7 @@ def copies_made(monkeypatch):
 
 
 def killed_after(series, files, wanted=WIDE):
-    """The files of events after a call that was killed when so many were copied."""
+    """The files of events after a call that was killed when this many were copied."""
     told = []
 
     def progress(done, total):

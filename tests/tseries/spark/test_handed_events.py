@@ -176,7 +176,7 @@ def test_handed_rows_have_the_units_of_their_columns(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_source_is_refused_by_name(tmp_path: Path) -> None:
-    """Spark's source `rate` writes a number: it was no mapping, and a task's traceback."""
+    """Spark's source `rate` writes a number: it was not a mapping, and a task's traceback."""
     append(new_store(tmp_path / "s"), ("a", 1))
     query = Query(tmp_path / "s", 5)
     with pytest.raises(UnusableStore, match="another source wrote the checkpoint's offset 5"):

@@ -183,7 +183,7 @@ def test_a_field_that_delta_needs_is_missed_by_name_although_the_checksum_is_rig
             read, error = answers_or_error(path)
             assert read == right or error is not None, (field, value)
             if error is not None:
-                # Without its first entry a directory is no store.
+                # Without its first entry a directory is not a store.
                 assert version == 0 or entry(path, version).name in error, (field, value, error)
                 named.add(".".join(field))
                 assert version == 0 or list(map(str, verify(str(path))))

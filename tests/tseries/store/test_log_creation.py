@@ -79,7 +79,7 @@ def test_creation_in_a_directory_with_other_data_is_refused_by_name(tmp_path, wh
 
 
 def test_a_directory_without_files_of_data_takes_a_store(tmp_path):
-    """A checkpoint of Spark, notes and what begins with `_` or `.` are no files of data."""
+    """A checkpoint of Spark, notes and what begins with `_` or `.` are not files of data."""
     for name in ("checkpoint/offsets/0", "README.md", "_old/x.parquet", ".trash/y.parquet"):
         (tmp_path / "s" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "s" / name).write_text("x")

@@ -377,7 +377,7 @@ def test_an_owners_change_whose_answer_was_lost_is_not_repeated(tmp_path, rivals
         raise CommitFailedError("the connection was reset")
 
     forget_writer(Meeting(store, after=[lose_answer]), "batch", now_us, "me")
-    # A second time it would be refused: who has set it is no owner any more.
+    # A second time it would be refused: who has set it is no longer an owner.
     rivals = 0
     policy = parse_policy({"you": ["own"]})
     set_policy(Meeting(store, after=[lose_answer]), policy, now_us, "me")

@@ -340,7 +340,7 @@ def _unpack_lz4(content: bytes) -> bytes:
         magic, token, size, length, _ = _HEADER.unpack_from(content, position)
         position += _HEADER.size
         if magic != _MAGIC or length > _MAX_BLOCK:
-            raise _StateUnreadable(f"a file of it is no map of rows; {_ASK_SPARK}")
+            raise _StateUnreadable(f"a file of it is not a map of rows; {_ASK_SPARK}")
         if token & 0xF0 == _STORED:
             blocks.append(content[position : position + size])
         elif token & 0xF0 == _LZ4:
@@ -348,7 +348,7 @@ def _unpack_lz4(content: bytes) -> bytes:
                 codec.decompress(content[position : position + size], length, asbytes=True)
             )
         else:
-            raise _StateUnreadable(f"a file of it is no map of rows; {_ASK_SPARK}")
+            raise _StateUnreadable(f"a file of it is not a map of rows; {_ASK_SPARK}")
         position += size
     return b"".join(blocks)
 

@@ -335,7 +335,7 @@ _ADVICE_BY_CODE: Final = {
 def is_login_refused(failures: Mapping[str, BrokerFailure], spent_s: float) -> bool:
     """Return whether every contacted broker has refused the connection for too long.
 
-    A token that cannot be obtained is no refusal by a broker, and is retried.
+    A token that cannot be obtained is not a refusal by a broker, and is retried.
     """
     codes = {failure.code for failure in failures.values()}
     are_refusals = bool(codes) and codes <= set(_REFUSED_CODES) and "" not in failures

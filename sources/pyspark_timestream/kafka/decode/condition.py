@@ -370,7 +370,7 @@ class _Typing:
         operand = self._operand(node.inputs[0])
         if not isinstance(operand, _ColumnStep) or operand.type != pa.string():
             raise _Refused(
-                f"'like' is behind {_show_node(node.inputs[0])}, which is no column of strings"
+                f"'like' is behind {_show_node(node.inputs[0])}, which is not a column of strings"
             )
         pattern, escape = (
             constant.value for constant in node.inputs[1:] if isinstance(constant, Constant)
@@ -436,7 +436,7 @@ _TIME_FORMS: Final = {
 
 def _read_time(text: str, data_type: pa.DataType) -> _Value:
     form, example = _TIME_FORMS[data_type]
-    problem = f"the text '{text}' is no {name_scalar(data_type)}"
+    problem = f"the text '{text}' is not a {name_scalar(data_type)}"
     if not re.fullmatch(form, text):
         why = " and a zone, which otherwise is the session's" if data_type == INSTANT else ""
         raise _Refused(problem, f"write it with all digits{why}, such as '{example}'")

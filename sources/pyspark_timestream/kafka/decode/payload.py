@@ -259,7 +259,7 @@ def _read_pieces(
 
 
 def _join_texts(pieces: list[pa.Array]) -> pa.Array:
-    """Join pieces; those that are no texts become nulls."""
+    """Join pieces; those that are not texts become nulls."""
     texts = [piece if pa.types.is_string(piece.type) else pa.nulls(len(piece)) for piece in pieces]
     return pa.concat_arrays([*(text.cast(pa.string()) for text in texts), pa.nulls(0, pa.string())])
 

@@ -239,11 +239,11 @@ def _unescape(text: str) -> str:
 
 
 def _describe_syntax_error(error: Exception) -> str:
-    """Say where the text is no condition, if the parser tells it."""
+    """Say where the text is not a condition, if the parser tells it."""
     for entry in getattr(error, "errors", []):
         if entry.get("highlight"):
-            return f"it is no condition of SQL: unexpected '{entry['highlight']}'"
-    return "it is no condition of SQL"
+            return f"it is not a condition of SQL: unexpected '{entry['highlight']}'"
+    return "it is not a condition of SQL"
 
 
 class _Order:
@@ -510,7 +510,7 @@ def _type_number(text: str, suffix: str) -> Constant:
     if name is None and (suffix == "DECIMAL" or "." in text):
         return _check_decimal(Decimal(text), text)
     if not re.fullmatch(r"-?[0-9]+", text):
-        raise ValueError(f"{text} is no whole number")
+        raise ValueError(f"{text} is not a whole number")
     integer = int(text)
     for kind in [name] if name else ["int", "bigint"]:
         if -(2 ** (_INTEGRALS[kind] - 1)) <= integer < 2 ** (_INTEGRALS[kind] - 1):

@@ -379,7 +379,7 @@ def test_install_with_a_compiler_uses_the_native_reader(
 ) -> None:
     # Else every test of it would be skipped, and all others would pass by the slower path.
     monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
-    assert load_native_reader.__wrapped__() is not None, "run make, which installs it anew"
+    assert load_native_reader.__wrapped__() is not None, "run make, which installs it again"
 
 
 @pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false", "cc 'unbalanced"])

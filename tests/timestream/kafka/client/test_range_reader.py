@@ -344,7 +344,7 @@ def test_a_consumer_that_is_replaced_is_closed_once(
 
 
 class Group(Scripted):
-    """A consumer of a broker that takes texts of so many characters, and none of partition 9."""
+    """A consumer of a broker that takes texts of this many characters, and none of partition 9."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(iter([]))

@@ -43,7 +43,7 @@ TOPIC_ID = SimpleNamespace(
 
 
 class Cluster:
-    """Counts calls; of a method in `hanging` so many do not return."""
+    """Counts calls; of a method in `hanging` this many do not return."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()

@@ -703,7 +703,7 @@ def test_the_timeout_may_change_on_a_checkpoint():
 
 
 def filled(run, seconds=0):
-    """The next batch's ranges after so many seconds; None where it has no records."""
+    """The next batch's ranges after this many seconds; None where it has no records."""
     run.now_s += seconds
     planned = run.plan() or {}
     return planned if any(first < end for first, end in planned.values()) else None
@@ -1119,7 +1119,7 @@ DAMAGES = {
     "partitions that are a list": ("partitions", []),
     "a number with a fraction": ("number", 0.5),
     "a truth value for a number": ("starts", True),
-    "settings that are no texts": ("settings", {"subscribe": 5}),
+    "settings that are not texts": ("settings", {"subscribe": 5}),
     "no stream": ("stream", None),
 }
 
@@ -1167,7 +1167,7 @@ def test_a_first_batch_waits_for_a_partition_whose_leader_changes():
 
 
 def untold(broker, times):
-    """Let the broker list partition 1, and tell no end of it for so many answers."""
+    """Let the broker list partition 1, and tell no end of it for this many answers."""
     told, asked = broker.ends, iter(range(10**6))
 
     def ends(partitions):

@@ -337,7 +337,7 @@ def read_avro(
     read by its `newer` versions.
 
     Raises:
-        SchemaRefused: the reader's schema cannot read a writer's schema, or that is no Avro schema;
+        SchemaRefused: the reader's schema cannot read a writer's schema, or the latter is not Avro;
             `row` is the first payload of that writer.
     """
     if not pa.types.is_binary(bodies.type):

@@ -455,7 +455,7 @@ def test_many_fields_in_any_order_are_found():
 def test_install_with_a_compiler_uses_the_scanner(monkeypatch):
     # Else all tests would pass by the slower ways.
     monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
-    assert load_scanner.__wrapped__() is not None, "run make, which installs it anew"
+    assert load_scanner.__wrapped__() is not None, "run make, which installs it again"
 
 
 def test_a_user_may_do_without_it(monkeypatch, scanner):
