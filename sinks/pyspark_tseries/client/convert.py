@@ -871,9 +871,10 @@ def parse_values(names: Sequence[str], only: str | None, values: Any) -> list[An
         values_by_name = {only: values}
     elif not is_named:
         accepted = ", ".join(f"'{name}'" for name in names)
+        has_rows = not isinstance(values, Mapping | str | bytes) and hasattr(values, "__len__")
         raise IncompatibleValue(
             f"{show_value(values)} does not fit the store's value columns",
             f"a mapping with keys among {accepted}, each once",
-            "name the columns",
+            "name the columns; append_many takes many rows" if has_rows else "name the columns",
         )
     return [values_by_name.get(name) for name in names]

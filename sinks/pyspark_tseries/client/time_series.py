@@ -140,8 +140,10 @@ class TimeSeries(Questions):
     """
 
     def __init__(
-        self, store: Store, author: str, auto_compact: bool = True, *, synced: bool = True
+        self, store: Store, author: str = "", auto_compact: bool = True, *, synced: bool = True
     ) -> None:
+        if not isinstance(store, Store):
+            raise TypeError("a store is opened by TimeSeries.open(path), and made by .create(...)")
         self._store = store
         self._author = author
         self._auto_compact = auto_compact

@@ -6,6 +6,7 @@ ones are in this module: the list of series, from the index, and the versions of
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -45,6 +46,8 @@ from pyspark_tseries.storage.failures import explain_failure, explained_failures
 from pyspark_tseries.storage.row_reader import RowFilter, base_fields, read_rows
 from pyspark_tseries.storage.snapshot import Snapshot
 
+_LOG: Final = logging.getLogger(__name__)
+
 SERIES_SCHEMA: Final = pa.schema(
     [
         pa.field("series", pa.string(), nullable=False),
@@ -81,9 +84,11 @@ class View:
 
         Series that were chosen by name may be unknown.
         """
+        index = self.snapshot.index(choice.names)
         if choice.names is not None:
-            return Scope(self.snapshot, self.snapshot.index(choice.names), list(choice.names))
-        index = self.snapshot.index()
+            if self.snapshot.as_of is None:
+                _warn_of_unknown(self.snapshot.location.root, index, choice.names)
+            return Scope(self.snapshot, index, list(choice.names))
         names = None if choice.is_all else choice.pick(known_series(index))
         return Scope(self.snapshot, index, names)
 
@@ -206,6 +211,27 @@ class View:
     def _name_failures(self, rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
         with explained_failures(self.snapshot.location):
             yield from rows
+
+
+_warned: Final[set[tuple[str, str]]] = set()
+"""The stores and unknown series that this process has warned of."""
+
+_MAX_WARNED: Final = 100
+
+
+def _warn_of_unknown(root: str, index: SeriesIndex, names: Sequence[str]) -> None:
+    """Warn once of a series that a question names and the store does not have."""
+    is_unknown = index.lookup(names)["last_sequence"] == NO_SEQUENCE
+    for row in np.flatnonzero(is_unknown).tolist():
+        place = root, names[row]
+        if place not in _warned and len(_warned) < _MAX_WARNED:
+            _warned.add(place)
+            _LOG.warning(
+                "the store '%s' has no series '%s', which a question names; next step: correct the "
+                "name, unless its first event is still to come: series() lists the names, and "
+                "prefix= and pattern= choose by their form",
+                *place,
+            )
 
 
 def known_series(index: SeriesIndex) -> list[str]:

@@ -231,7 +231,10 @@ def _decode_uri(location: str) -> str:
     if uri is None:
         return location
     if uri["scheme"].lower() != "file":
-        raise ValueError(f"this version of tseries cannot open '{uri['scheme']}:' stores yet")
+        raise ValueError(
+            f"this version of tseries cannot open '{uri['scheme']}:' stores yet; accepted: a "
+            "path of this machine, such as a mount, or s3://bucket/prefix; next step: give one"
+        )
     return decode_file_uri(location)
 
 

@@ -49,8 +49,11 @@ def _read_policy(store: Store | Location) -> AccessPolicy | None:
         opened = Store.open_damaged(store) if isinstance(store, Location) else store
         properties = opened.properties()
         return opened.settings.policy
-    except UnusableStore:
+    except UnusableStore as error:
         readable = readable_metadata(location).values()
+        if error.kind is None and not readable:
+            # It is no damage: another Delta table is there, which nothing of ours may repair.
+            raise
         newest = max(readable, key=lambda metadata: metadata.commit, default=NO_COMMIT)
         return read_settings(properties, newest).policy
 
@@ -245,7 +248,9 @@ def forget_writer(store: Store, writer: str, now_us: int, principal: str) -> Non
         writers = metadata.ctis.writers
         if not isinstance(writer, str) or writer not in writers:
             names = ", ".join(map(repr, sorted(writers))) or "none"
-            raise ValueError(f"writer {writer!r} is not known; accepted: {names}")
+            raise ValueError(
+                f"writer {writer!r} is not known; accepted: {names}; next step: name one of these"
+            )
         ctis = metadata.ctis.forget(writer, metadata.commit)
         return dataclasses.replace(index, metadata=dataclasses.replace(metadata, ctis=ctis))
 

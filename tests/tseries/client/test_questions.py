@@ -348,3 +348,18 @@ def test_no_value_column_is_named_like_another_column_of_an_answer(tmp_path):
     for name in set().union(*answers) - {"value"}:
         with pytest.raises(IncompatibleValue, match="named like what an event has anyway"):
             TimeSeries.create(tmp_path / "other", {name: pa.float64()}, "unlimited")
+
+
+def test_a_series_that_the_store_does_not_have_is_named_once_and_the_advice_helps(store, caplog):
+    for _ in range(2):
+        assert len(ask(store, "Hall")) == 0
+        assert len(store.latest(series=["hall", "room/*/door"])) == 1
+        buckets = store.range_query().every("1 hour").aggregate(n=("*", "count"))
+        assert len(buckets.select_from("Hall")) == 0
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "has no series 'Hall', which a question names; next step: correct the name" in first
+    assert "has no series 'room/*/door'" in second
+    assert "series() lists the names, and prefix= and pattern= choose by their form" in second
+    assert "hall" in store.series()["series"].to_pylist()
+    assert names(ask(store, pattern="room/*/door")) == ["room/1/door"]
+    assert len(caplog.records) == 2

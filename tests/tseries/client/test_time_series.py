@@ -172,6 +172,21 @@ def test_value_after_year_9999_is_named_if_python_cannot_hold_it(tmp_path, kind,
     assert "<td>7</td><td>(a time outside the years 1 to 9999)</td>" in result._repr_html_()
 
 
+def test_what_opens_a_store_and_appends_rows_is_told_to_who_tries_otherwise(tmp_path):
+    with pytest.raises(TypeError, match=r"opened by TimeSeries\.open\(path\), and made by"):
+        TimeSeries(str(tmp_path / "s"))
+    with pytest.raises(ValueError, match="'hdfs:' stores yet; accepted: a path of this"):
+        TimeSeries.open("hdfs://name/s")
+    store = TimeSeries.create(
+        str(tmp_path / "s"), {"a": pa.float64(), "b": pa.float64()}, retained_range="unlimited"
+    )
+    rows = [{"series": "x", "a": 1.0, "b": 2.0}] * 2
+    with pytest.raises(IncompatibleValue, match="name the columns; append_many takes many rows"):
+        store.append("x", rows)
+    store.append_many(rows)
+    assert len(store.range_query().select_from("x")) == 2
+
+
 def test_opening_and_creating_say_what_is_there(tmp_path):
     with pytest.raises(NoSuchStore, match="there is no store"):
         TimeSeries.open(str(tmp_path / "nothing"))

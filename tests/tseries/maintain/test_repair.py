@@ -3,11 +3,14 @@
 import dataclasses
 import shutil
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from tseries.builders import batch, forget_stores, new_store, stored
 
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.__main__ import main
+from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord, attach_metadata
@@ -120,3 +123,12 @@ def test_repair_command_reports_what_it_mended(path, run):
     code, said = run()
     assert (code, "mended: the store's head file" in said) == (0, True)
     assert run() == (0, "nothing to repair\n")
+
+
+def test_another_delta_table_is_told_to_be_none_of_ours_and_stays(tmp_path):
+    other = str(tmp_path / "other")
+    write_deltalake(other, pa.table({"a": [1, 2]}))
+    for dry_run in (True, False):
+        with pytest.raises(UnusableStore, match="is a Delta table but not a tseries store"):
+            repair(other, dry_run=dry_run)
+    assert DeltaTable(other).to_pyarrow_table()["a"].to_pylist() == [1, 2]
