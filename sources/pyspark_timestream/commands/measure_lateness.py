@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.arrow import Integers, Mask
+from pyspark_timestream.core.declarations import NEEDED_ADVICE
 from pyspark_timestream.core.instants import (
     MILLISECOND_US,
     NEVER,
@@ -779,7 +780,7 @@ def _read_options(raw: Mapping[str, str], last: str | None) -> KafkaOptions:
         if error.name not in ("startTime", "ctiFrequency"):
             raise
         # A stream may leave it out, and the command needs it.
-        raise OptionError(error.name, error.problem, error.accepts, "correct it") from None
+        raise OptionError(error.name, error.problem, error.accepts, NEEDED_ADVICE) from None
     options = adapt_to_batch(kafka_options, texts.keys())
     if options.frequency is None:
         raise OptionError(

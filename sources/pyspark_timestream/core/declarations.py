@@ -20,6 +20,10 @@ Effect = Literal["stream", "batch", "both"]
 Change = Literal["", "value", "more", "beside"]
 _KEY: Final = "option"
 
+NEEDED_ADVICE: Final = "correct it"
+"""The next step about a wrong value of an option that cannot be left out."""
+
+
 SPARK_INJECTED: Final = frozenset(
     {"path", "queryname", "checkpointlocation", "outputmode", "triggerinterval", "numrows"}
 )
@@ -166,7 +170,9 @@ class OptionSpec:
         """Return the advice about a wrong value."""
         if self.help:
             return self.help
-        return "correct it" if self.required else "correct it, or leave it out for the default"
+        return (
+            NEEDED_ADVICE if self.required else f"{NEEDED_ADVICE}, or leave it out for the default"
+        )
 
     def text_of(self, value: Any) -> str | None:
         """Return the text that reads back to `value`; None if that means "not given"."""
