@@ -23,6 +23,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
     find_recreated_topics,
+    find_unchanged_topics,
     limit_ends,
     raise_to_positions,
     reconcile,
@@ -93,7 +94,8 @@ class CtiImporter:
         self._missing_since_us: dict[Partition, int | None] = {}
         self._topic: ImportedTopic | None = None
         self._idle_tracker = IdleTracker(options.idle_timeout_us)
-        self.topic_ids: dict[str, str] = {}
+        self.topic_ids: Mapping[str, str] = {}
+        self._unchanged: frozenset[str] = frozenset()
 
     def change(self, options: KafkaOptions) -> None:
         """Continue with new options from the current position."""
@@ -126,7 +128,9 @@ class CtiImporter:
         """
         if self._topic is None:
             self._topic = recorded or ImportedTopic()
-            self.topic_ids = dict(topic_ids)
+            # Those of the stream's own topics are not for us to tell.
+            own = self._options.subscribe or ()
+            self.topic_ids = {topic: topic_ids[topic] for topic in own if topic in topic_ids}
             self._idle_tracker.resume(self._topic.partitions)
         topic = self._topic
         recreated = self._refresh_partitions(now_us)
@@ -181,7 +185,7 @@ class CtiImporter:
             earliest,
             ends,
             recreated=recreated,
-            unchanged=frozenset(self.topic_ids) - recreated,
+            unchanged=self._unchanged,
         )
         report_losses(self._options, *losses)
         starts = {
@@ -207,6 +211,7 @@ class CtiImporter:
         self._listed_us = now_us
         topic_ids = self._broker.topic_ids(self._options.subscribe or ())
         recreated = find_recreated_topics(self.topic_ids, topic_ids)
+        self._unchanged = find_unchanged_topics(self.topic_ids, topic_ids)
         self.topic_ids = topic_ids or self.topic_ids
         return recreated
 

@@ -326,6 +326,23 @@ class Shorter(NoTopic):
         return dict.fromkeys(partitions, 0)
 
 
+def test_an_imported_log_that_is_shorter_is_another_one_while_its_id_is_not_told():
+    """Nothing of it has been read: at its new end all of its CTIs would be skipped."""
+    read = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionClock(7), 7)}, 7)
+    broker = Shorter()
+    importer = CtiImporter(
+        derive_import_options(options(ctiImport="fast", failOnDataLoss="false")), broker, None
+    )
+    importer._read_range = lambda span, _needs: iter(
+        [block(*[None] * span.size, first=span.start_inclusive, timestamps_ms=[8] * span.size)]
+    )
+    ids = {"fast": "x", "topic": "y"}
+    assert importer.update(read, ids, 0) == importer.update(read, ids, 2) == read
+    (whole,) = importer.update(read, ids, 7_000_000).partitions.values()
+    assert (whole.position, whole.clock.events) == (2, 2)
+    assert importer.topic_ids == {"fast": "x"}
+
+
 def test_an_imported_log_that_seems_shorter_for_a_moment_has_lost_nothing():
     read = ImportedTopic({at(0, "fast"): ImportedPartition(3, PartitionClock(7), 7)}, 7)
     broker = Shorter()
