@@ -199,7 +199,9 @@ class StreamDriver:
         self._ends = RunEnds(lambda: self._broker, self._partition_cache)
         self._has_end_request = False
         self._committed_batch = -1
-        self._end_states = LastEndStates(lambda: self._broker, create_reader)
+        self._end_states = LastEndStates(
+            lambda: self._broker, create_reader, self._topic_ids.require
+        )
         self.planned: StreamOffset | None = None
         """The offset that `plan` returned last."""
         self._first_planned: int | None = None  # The number of this run's first batch.
@@ -476,7 +478,10 @@ class StreamDriver:
             if partition not in last_positions and partition in readable_ends
         ]
         has_caught_up = not new and not run.new_start and ends == last_positions
-        topic_ids, earliest = self._identify(previous, last_positions if has_caught_up else None)
+        returning = {partition.topic for partition in new if partition in previous.missing}
+        topic_ids, earliest = self._identify(
+            previous, last_positions if has_caught_up else None, returning
+        )
         recreated = find_recreated_topics(previous.topic_ids, topic_ids)
         returned = _note_returned(previous, new, recreated)
         positions, losses = reconcile(
@@ -506,12 +511,16 @@ class StreamDriver:
         return find_ended(previous, clocks, until_us)
 
     def _identify(
-        self, previous: StreamOffset, caught_up_at: Mapping[Partition, int] | None
+        self,
+        previous: StreamOffset,
+        caught_up_at: Mapping[Partition, int] | None,
+        returning: Set[str],
     ) -> tuple[Mapping[str, str], Mapping[Partition, int]]:
         """Return the ids of the topics, and the first offsets of their partitions.
 
         A stream that has caught up, at the positions `caught_up_at`, has no unread records to lose,
-        so it saves the request.
+        so it saves the request. The ids of the topics `returning` must be told, because only these
+        tell whether their partitions were missing (5.6) or are others.
         """
         readable_ends = self._ends.readable_ends
         if caught_up_at is not None:
@@ -520,6 +529,8 @@ class StreamDriver:
             has_new_ids = bool(find_recreated_topics(previous.topic_ids, topic_ids))
         else:
             stream_ids, earliest = self._broker.identify(readable_ends)
+            if returning - stream_ids.keys():
+                stream_ids |= self._topic_ids.require(returning, "partitions are there again")
             self._topic_ids.note(stream_ids)
             topic_ids = {**self._imported_ids, **stream_ids}
             has_new_ids = not previous.topic_ids.items() >= topic_ids.items()

@@ -7,7 +7,7 @@ and missing counts.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -228,9 +228,11 @@ class LastEndStates:
         self,
         get_broker: Callable[[], Broker],
         create_reader: Callable[[KafkaOptions, str], RangeReader],
+        require_topic_ids: Callable[[Set[str], str], Mapping[str, str]],
     ) -> None:
         self._get_broker = get_broker
         self._create_reader = create_reader
+        self._require_topic_ids = require_topic_ids
         self._known: tuple[StreamOffset, EndStates] | None = None
 
     def note(self, offset: StreamOffset, range_ends: Mapping[Partition, RangeEnd]) -> None:
@@ -253,9 +255,15 @@ class LastEndStates:
     def restore(
         self, options: KafkaOptions, offset: StreamOffset, offset_range: OffsetRange
     ) -> PartitionClock:
-        """Return the clock after a range, from its records if the topic still has them."""
+        """Return the clock after a range, from its records if the topic still has them.
+
+        Raises:
+            BrokerUnreachable: the brokers do not tell the topic's id.
+        """
         topic = offset_range.partition.topic
-        if find_recreated_topics(offset.topic_ids, self._get_broker().topic_ids({topic})):
-            # Other records have these offsets now.
-            return lose_clock(options, offset, offset_range)
+        if topic in offset.topic_ids:
+            why = f"the clock of {offset_range.partition} is to be restored from its records"
+            if find_recreated_topics(offset.topic_ids, self._require_topic_ids({topic}, why)):
+                # Other records have these offsets now.
+                return lose_clock(options, offset, offset_range)
         return read_again(options, offset, offset_range, self._create_reader)

@@ -157,6 +157,22 @@ def test_a_clock_is_not_restored_from_the_records_of_a_recreated_topic(fails, ca
     assert "no task committed the clock of topic 'topic' partition 0" in caplog.text
 
 
+def test_a_clock_is_restored_only_from_records_of_a_topic_whose_id_is_told():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, failOnDataLoss="false", ctiFrequency="2")
+    del run.driver._end_states.restore
+    run.plan()
+    broker.log[at(0)], broker.topic_id, told = (0, 150), "second", broker.topic_ids
+    broker.topic_ids = lambda topics: {}
+    with pytest.raises(BrokerUnreachable, match=r"to be restored .* do not tell the id of topic"):
+        run.plan()
+    answers = [{}, {}, {}]
+    broker.topic_ids = lambda topics: answers.pop() if answers else told(topics)
+    run.plan()
+    (partition,) = StreamOffset.from_json(run.offset).partitions.values()
+    assert partition.clock == PartitionClock()
+
+
 def run_again(run, broker, **raw):
     """The tasks of the batch that `run` has planned last, in a new run."""
     given = options(startingOffsets="earliest", ctiFrequency="2", **raw)
@@ -402,6 +418,19 @@ def test_missing_partition_keeps_its_counts_of_malformed_values():
     broker.log[at(1)] = bounds
     run.plan()
     assert run.offset["partitions"]["topic"]["1"].items() >= counts.items()
+
+
+def test_missing_partition_goes_on_only_if_the_id_of_its_topic_is_told():
+    """A topic that was created again may not be known yet by the broker that is asked."""
+    broker = FakeBroker(p0=(0, 100), p1=(0, 10))
+    run = Driven(broker, failOnDataLoss="false")
+    run.plan()
+    del broker.log[at(0)]
+    assert run.plan() == {1: (10, 10)}
+    broker.log[at(0)], broker.topic_id, told = (0, 150), "second", broker.topic_ids
+    answers = [{}, {}]
+    broker.topic_ids = lambda topics: answers.pop() if answers else told(topics)
+    assert run.plan() == {0: (0, 150), 1: (0, 10)}
 
 
 def test_missing_partition_of_a_recreated_topic_starts_from_its_start():
