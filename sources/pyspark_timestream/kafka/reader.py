@@ -57,7 +57,7 @@ from pyspark_timestream.kafka.client.range_reader import (
 from pyspark_timestream.kafka.decode.columns import build_default_schema, check_columns, project
 from pyspark_timestream.kafka.decode.payload import list_required_columns
 from pyspark_timestream.kafka.decode.records import Projection, ReadRange
-from pyspark_timestream.kafka.diagnosis.warner import warn_about_read
+from pyspark_timestream.kafka.diagnosis.warner import Warner, log_new_warnings, warn_about_read
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata, group_name
 from pyspark_timestream.kafka.offsets.offset import StreamOffset, check_stream_offset
@@ -382,7 +382,12 @@ class KafkaBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return one task per partition, or per piece of a partition that is cut."""
         broker = Broker(self._options, self._group)
-        _, starts, stops = self._bounds(broker, list)
+        existing, starts, stops = self._bounds(broker, list)
+        if not existing and self._options.subscribe_pattern is not None:
+            log_like_spark("pyspark_timestream")
+            log_new_warnings(
+                (), Warner(self._options, None, RangeReader).warn_at_start({}, {}, bounded=True)
+            )
         options = pin_checked_reader_schemas(self._options, self._projection, {})
         slices = slice_read(options, starts, stops)
         return [BatchTask(read_slice, options.reader_schemas) for read_slice in slices]

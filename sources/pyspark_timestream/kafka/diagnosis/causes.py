@@ -26,6 +26,7 @@ from pyspark_timestream.kafka.diagnosis.diagnoses import (
     add_details,
     name_partitions,
     recall_warnings,
+    report_no_topic,
 )
 from pyspark_timestream.kafka.diagnosis.history import (
     BatchRecord,
@@ -192,6 +193,8 @@ def _report_caught_up(last_batch: BatchRecord) -> Diagnosis:
     offset = last_batch.offset
     partition_offsets = offset.partitions.values()
     size = sum(partition_offset.size for partition_offset in partition_offsets)
+    if not partition_offsets and "subscribePattern" in last_batch.settings:
+        return report_no_topic(last_batch.settings)
     if not partition_offsets:
         text = "the stream has no partitions"
     elif size:

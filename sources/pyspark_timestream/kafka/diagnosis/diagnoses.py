@@ -79,6 +79,11 @@ class Kind(StrEnum):
         "to read what is there, set 'startingOffsets' to 'earliest' and start with a new "
         "checkpoint",
     )
+    NO_TOPIC = (
+        "no topic",
+        "correct the pattern, which has to match a topic's whole name, and start with a new "
+        "checkpoint; a running query finds topics that come later",
+    )
     SESSION_SETTING = (
         "a setting of the session",
         "give it Spark's default before the query is built, and start with a new checkpoint, "
@@ -297,6 +302,14 @@ class Diagnosis(GivenWarning):
     def line(self) -> str:
         """The diagnosis in one line, for a log and a query's progress."""
         return compose_message(f"{self.kind}: {self.cause}: {self.full_text}", next_step=self.fix)
+
+
+def report_no_topic(settings: Mapping[str, str]) -> Diagnosis:
+    """Report that no topic is there; only a pattern may have none."""
+    pattern = settings.get("subscribePattern", "")
+    return Diagnosis(
+        Kind.NO_TOPIC, f"option 'subscribePattern' = '{pattern}'", "no topic matches it"
+    )
 
 
 def name_partitions(partitions: Sequence[Partition]) -> str:

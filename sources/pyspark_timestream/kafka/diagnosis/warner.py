@@ -17,6 +17,7 @@ from pyspark_timestream.kafka.diagnosis.diagnoses import (
     Kind,
     find_new_warnings,
     recall_warnings,
+    report_no_topic,
     update_warnings,
 )
 from pyspark_timestream.kafka.diagnosis.history import BatchRecord
@@ -112,6 +113,8 @@ class Warner:
         self, earliest: Mapping[Partition, int], starts: Mapping[Partition, int], *, bounded: bool
     ) -> Warnings:
         """Return the warnings of a new query that starts reading at `starts`."""
+        if not starts and self._options.subscribe_pattern is not None:
+            return update_warnings((), [report_no_topic(self._options.settings())])
         passed_over = sum(
             start - earliest.get(partition, start) for partition, start in starts.items()
         )
@@ -149,6 +152,7 @@ class Warner:
         self._recent = update_counts(self._recent, previous.partitions, now.partitions)
         read_partitions = [range_.partition for range_ in previous.ranges() if range_.size]
         history = (BatchRecord(now_us, now, readable_ends),)
+        recalled = recall_warnings(previous.warnings)
         diagnoses = [
             *find_recent_mistakes(self._recent, now),
             *find_warnings(history, now_us),
@@ -156,11 +160,16 @@ class Warner:
             # The warning of a start at the end of the log holds until something is read.
             *(
                 warning
-                for warning in recall_warnings(previous.warnings)
+                for warning in recalled
                 if warning.kind is Kind.START_AT_END and not read_partitions
             ),
             *self._find_uncounted(read_partitions, previous, now),
             *self._option_diagnoses,
+            *(
+                warning
+                for warning in recalled
+                if warning.kind is Kind.NO_TOPIC and not now.partitions
+            ),
             *batch_diagnoses,
             *self._examine_values(read_partitions, now),
         ]

@@ -8,7 +8,9 @@ import pytest
 from timestream.builders import at, block, options, projection
 
 from pyspark_timestream.errors import BrokerUnreachable
+from pyspark_timestream.kafka.diagnosis.causes import diagnose
 from pyspark_timestream.kafka.diagnosis.diagnoses import Kind, find_new_warnings, recall_warnings
+from pyspark_timestream.kafka.diagnosis.history import BatchRecord
 from pyspark_timestream.kafka.diagnosis.warner import (
     Warner,
     find_improbable_bounds,
@@ -337,3 +339,18 @@ def test_a_task_of_a_batch_read_asks_only_for_columns_of_nulls(caplog):
     warn_about_read(given, columns, records, told, {"degeers"})
     assert "a column without a field: column 'degeers': null in the 20 newest" in caplog.text
     assert "speed" not in caplog.text
+
+
+def test_a_pattern_that_matches_no_topic_is_named_until_one_comes():
+    given = options(subscribe=None, subscribePattern="tirps.*", ctiFrequency="1")
+    look = Warner(given, None, Records())
+    (told,) = look.warn_at_start({}, {}, bounded=False)
+    assert (told.kind, told.cause) == (Kind.NO_TOPIC, "option 'subscribePattern' = 'tirps.*'")
+    none = StreamOffset("me", given.settings(), 1, {}, 0, warnings=(told,))
+    (waiting,) = recall_warnings(look.update(none, none, {}, 0))
+    assert waiting.kind is Kind.NO_TOPIC
+    (diagnosis,) = diagnose((BatchRecord(0, replace(none, warnings=())),))
+    assert diagnosis.kind is Kind.NO_TOPIC
+    found = replace(none, partitions=stands(9, clock=PartitionClock(events=9)).partitions)
+    look = Warner(given, None, Records())
+    assert recall_warnings(look.update(none, found, {at(0): 9}, 0)) == []
