@@ -24,6 +24,25 @@ NEEDED_ADVICE: Final = "correct it"
 """The next step about a wrong value of an option that cannot be left out."""
 
 
+MEANT: Final = {
+    "topic": "subscribe",
+    "topics": "subscribe",
+    "format": "valueformat",
+    "framing": "valueframing",
+    "watermark": "ctidelay",
+}
+"""Names that options have elsewhere, and the option that is meant where a format has it."""
+
+_OF_STORES: Final = "give it to format 'tseries', whose option it is, or leave it out"
+_OF_SOURCES: Final = "give it to spark.readStream.format('timestream'), or leave it out"
+_OF_TRIGGERS: Final = "call .trigger(...) of df.writeStream in its place"
+OF_OTHERS: Final = {
+    **dict.fromkeys(("retainedrange", "seriesname", "outoforder"), _OF_STORES),
+    **dict.fromkeys(("subscribe", "ctidelay", "ctifrequency", "starttime"), _OF_SOURCES),
+    **dict.fromkeys(("availablenow", "processingtime"), _OF_TRIGGERS),
+}
+"""The next step for an option that belongs to something else."""
+
 SPARK_INJECTED: Final = frozenset(
     {"path", "queryname", "checkpointlocation", "outputmode", "triggerinterval", "numrows"}
 )
@@ -329,6 +348,8 @@ def _unknown_option(
     under a misspelled name.
     """
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    if MEANT.get(key) in names:
+        near = [MEANT[key]]
     alike = bool(difflib.get_close_matches(key, names, n=1, cutoff=0.75))
     name = _find_setting(key, settings)
     if name is None and settings and "." in key and not alike:
@@ -341,7 +362,7 @@ def _unknown_option(
         key,
         f"there is no such option{meant} (its value was {shown_value})",
         ", ".join(sorted(names.values())),
-        "correct the name, or leave it out",
+        OF_OTHERS.get(key, "correct the name, or leave it out"),
         list_last=True,
     )
 

@@ -7,7 +7,7 @@ import pytest
 import refused_texts
 from timestream.builders import GIVEN, at, options
 
-from pyspark_timestream.core.declarations import option_specs
+from pyspark_timestream.core.declarations import MEANT, OF_OTHERS, option_specs
 from pyspark_timestream.core.instants import parse_duration
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
@@ -17,6 +17,7 @@ from pyspark_timestream.kafka.options.keys import RECORD_KEYS
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency, TimeFrom
 from pyspark_timestream.rules.clocks import TimeRules
 from pyspark_timestream.source import DefaultSource
+from pyspark_tseries.options import WriteOptions
 
 DECLARED = list(option_specs(KafkaOptions).values())
 BROKER = {"kafka.bootstrap.servers": "broker:9092"}
@@ -634,3 +635,28 @@ def test_an_option_of_this_transport_without_it_is_refused_by_name(name, given) 
 def test_a_misspelt_option_is_said_before_one_that_is_missing():
     with pytest.raises(OptionError, match="there is no such option: did you mean 'ctiFrequency'"):
         read_kafka_options({"ctiFrequncy": "10"})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("topic", "subscribe"), ("topics", "subscribe"), ("format", "valueFormat"),
+     ("framing", "valueFraming"), ("watermark", "ctiDelay")],
+)  # fmt: skip
+def test_a_name_that_an_option_has_elsewhere_is_told_the_one_that_is_meant(key, meant):
+    with pytest.raises(OptionError, match=f"no such option: did you mean '{meant}'"):
+        read_kafka_options({**BROKER, "subscribe": "a", key: "x"})
+
+
+def test_an_option_of_something_else_is_told_where_it_belongs():
+    stores = {spec.name.lower() for spec in option_specs(WriteOptions).values()}
+    sources = {spec.name.lower() for spec in DECLARED}
+    for key, step in OF_OTHERS.items():
+        if ".trigger(" in step:
+            assert key not in stores | sources
+        else:
+            assert key in (stores if "tseries" in step else sources)
+        if key not in sources:
+            with pytest.raises(OptionError) as refused:
+                read_kafka_options({**BROKER, "subscribe": "a", key: "x"})
+            assert refused.value.next_step == step
+    assert set(MEANT.values()) <= sources
