@@ -175,3 +175,30 @@ def test_text_that_is_no_utf8_is_refused_by_series_and_column(
     with pytest.raises(Exception, match=r"IncompatibleValue: series 's2': column 'text' holds"):
         broken.write.format("tseries").mode("append").save(str(tmp_path / "s"))
     assert describe(tmp_path / "s")["events"] == 4
+
+
+ASKS = """
+import sys
+from spark_session import local_spark
+spark = local_spark("asks")
+rows = spark.createDataFrame([("a", 1)], "series string, value bigint")
+rows.write.format("tseries").mode("append").option("retainedRange", "limit 10").save(sys.argv[1])
+read = lambda **options: spark.read.format("tseries").options(**options).load(sys.argv[1])
+print(read(series="A*").count(), read(series="a").count(), read().where("series LIKE 'a%'").count())
+spark.stop()
+"""
+
+
+@pytest.mark.outside_ci
+def test_a_series_that_the_store_does_not_have_is_named_and_the_advice_helps(
+    tmp_path: Path,
+) -> None:
+    job = [sys.executable, "-c", ASKS, str(tmp_path / "a")]
+    here = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(job, check=False, capture_output=True, text=True, env=here, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stderr.splitlines() if "has no series" in line]
+    assert " WARN pyspark_tseries" in line
+    assert "has no series 'A*', which a question names; next step: correct the name" in line
+    assert "series LIKE 'room%' chooses by their form" in line
+    assert done.stdout.split() == ["0", "1", "1"]

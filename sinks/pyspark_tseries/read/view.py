@@ -87,7 +87,7 @@ class View:
         index = self.snapshot.index(choice.names)
         if choice.names is not None:
             if self.snapshot.as_of is None:
-                _warn_of_unknown(self.snapshot.location.root, index, choice.names)
+                warn_of_unknown_series(self.snapshot, index, choice.names)
             return Scope(self.snapshot, index, list(choice.names))
         names = None if choice.is_all else choice.pick(known_series(index))
         return Scope(self.snapshot, index, names)
@@ -219,8 +219,14 @@ _warned: Final[set[tuple[str, str]]] = set()
 _MAX_WARNED: Final = 100
 
 
-def _warn_of_unknown(root: str, index: SeriesIndex, names: Sequence[str]) -> None:
+def warn_of_unknown_series(
+    snapshot: Snapshot,
+    index: SeriesIndex,
+    names: Sequence[str],
+    advice: str = "series() lists the names, and prefix= and pattern= choose by their form",
+) -> None:
     """Warn once of a series that a question names and the store does not have."""
+    root = snapshot.location.root
     is_unknown = index.lookup(names)["last_sequence"] == NO_SEQUENCE
     for row in np.flatnonzero(is_unknown).tolist():
         place = root, names[row]
@@ -228,9 +234,9 @@ def _warn_of_unknown(root: str, index: SeriesIndex, names: Sequence[str]) -> Non
             _warned.add(place)
             _LOG.warning(
                 "the store '%s' has no series '%s', which a question names; next step: correct the "
-                "name, unless its first event is still to come: series() lists the names, and "
-                "prefix= and pattern= choose by their form",
+                "name, unless its first event is still to come: %s",
                 *place,
+                advice,
             )
 
 

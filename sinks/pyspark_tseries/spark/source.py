@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
@@ -46,6 +47,7 @@ from pyspark_tseries.options import (
 )
 from pyspark_tseries.read.delivery import InitialEvents
 from pyspark_tseries.read.scan import pick_columns
+from pyspark_tseries.read.view import warn_of_unknown_series
 from pyspark_tseries.spark.query_checks import check_before_batch, find_checkpoint
 from pyspark_tseries.spark.readers import RangeQueryReader, SubscriptionReader, check_schema
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
@@ -55,6 +57,11 @@ from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.rows import plan_rows
 from pyspark_tseries.write.task_output import OptimisticNumber
+
+_SERIES_ADVICE: Final = (
+    "option 'series' takes whole names, several as a JSON list; a filter such as "
+    "series LIKE 'room%' chooses by their form"
+)
 
 
 @hide_tracebacks
@@ -113,6 +120,10 @@ class DefaultSource(DataSource):
             guard.require("query_obsolete", "set asOf, which shows overridden values")
             snapshot = snapshot.at_time(options.as_of)
             planned_us = None
+        elif options.series is not None:
+            log_like_spark("pyspark_tseries")
+            index = snapshot.newest_index(options.series)
+            warn_of_unknown_series(snapshot, index, options.series, _SERIES_ADVICE)
         return RangeQueryReader(
             snapshot,
             options.to_query(),
