@@ -30,6 +30,8 @@ MEANT: Final = {
     "format": "valueformat",
     "framing": "valueframing",
     "watermark": "ctidelay",
+    "timestampasof": "asof",
+    "versionasof": "asof",
 }
 """Names that options have elsewhere, and the option that is meant where a format has it."""
 
@@ -348,7 +350,9 @@ def _unknown_option(
     under a misspelled name.
     """
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
-    if MEANT.get(key) in names:
+    if key in OF_OTHERS:
+        near = []
+    elif MEANT.get(key) in names:
         near = [MEANT[key]]
     alike = bool(difflib.get_close_matches(key, names, n=1, cutoff=0.75))
     name = _find_setting(key, settings)

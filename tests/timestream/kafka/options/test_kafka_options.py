@@ -17,7 +17,7 @@ from pyspark_timestream.kafka.options.keys import RECORD_KEYS
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency, TimeFrom
 from pyspark_timestream.rules.clocks import TimeRules
 from pyspark_timestream.source import DefaultSource
-from pyspark_tseries.options import WriteOptions
+from pyspark_tseries.options import ReadOptions, WriteOptions
 
 DECLARED = list(option_specs(KafkaOptions).values())
 BROKER = {"kafka.bootstrap.servers": "broker:9092"}
@@ -659,4 +659,6 @@ def test_an_option_of_something_else_is_told_where_it_belongs():
             with pytest.raises(OptionError) as refused:
                 read_kafka_options({**BROKER, "subscribe": "a", key: "x"})
             assert refused.value.next_step == step
-    assert set(MEANT.values()) <= sources
+            assert "did you mean" not in refused.value.problem
+    reads = {spec.name.lower() for spec in option_specs(ReadOptions).values()}
+    assert set(MEANT.values()) <= sources | reads
