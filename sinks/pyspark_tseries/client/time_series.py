@@ -836,6 +836,10 @@ class TimeSeries(Questions):
             numbered = self._commit(batch).numbered[-1]  # Edits come last.
         except (OutOfOrder, FutureEvent, NoSuchEvent) as error:
             raise error.with_next_step(_NEXT_STEPS[type(error), "append"]) from None
+        except IncompatibleValue:  # An older state of the store was put back.
+            if self._update_columns()[1] == staged:
+                raise
+            return self._append_one(series, value, stamp, original, future, condition=condition)
         time = to_datetime(int(numbered.timestamp_us[0]))
         return EventMetadata(int(numbered.sequence[0]), time, self._author)
 

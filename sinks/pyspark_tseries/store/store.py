@@ -129,6 +129,7 @@ class Store:
         self._last = LastIndex(self.location, self._lock)
         self._last_snapshot: tuple[Any, Snapshot] | None = None
         self._known_settings: tuple[Any, StoreSettings] | None = None
+        self._known_values: tuple[pa.Schema, Sequence[pa.Field]] | None = None
         self._host_lock = host_lock
         self.retrying = retrying
         self._shared = SharedCommits(self.append)
@@ -580,7 +581,7 @@ class Store:
                 new_id=self.new_id(),
                 settings=self.settings,
                 snapshot=snapshot,
-                values=self._widened_values(),
+                values=self._current_values(),
             )
             attempt = batch.prepare(context)
             attempts.append(attempt)
@@ -593,13 +594,12 @@ class Store:
             self.commit_prepared(attempt, transactions, synced=synced, version=version)
         return attempt
 
-    def _widened_values(self) -> Sequence[pa.Field]:
-        """Return the value columns if they have ever got wider types: rows may have earlier types.
-
-        Reading the columns of a new table takes longer than a small commit, and most stores need
-        none of it.
-        """
-        return () if self.log.transaction(COLUMNS_TRANSACTION) is None else self.values
+    def _current_values(self) -> Sequence[pa.Field]:
+        """Return the value columns; most appends find those of the append before."""
+        columns = self.log.columns()
+        if self._known_values is None or self._known_values[0] is not columns:
+            self._known_values = columns, value_fields(columns)
+        return self._known_values[1]
 
     def _settle(self, attempts: list[PreparedCommit]) -> tuple[PreparedCommit | None, bool]:
         """Return the attempt that is in the log, and whether a competing commit was first.

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.policies import Action
 from pyspark_timestream.core.processes import lazy
-from pyspark_tseries.errors import ConditionFailed, NoSuchEvent
+from pyspark_tseries.errors import ConditionFailed, IncompatibleValue, NoSuchEvent
 from pyspark_tseries.model.arrays import (
     NEVER_US,
     NO_SEQUENCE,
@@ -35,7 +35,14 @@ from pyspark_tseries.model.arrays import (
     expand_ranges,
     find_number_runs,
 )
-from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT, widen_rows
+from pyspark_tseries.model.columns import (
+    ERASURE_FIELD,
+    EVENT_FIELDS,
+    INSTANT,
+    fits,
+    type_name,
+    widen_rows,
+)
 from pyspark_tseries.model.commits import CommitMetadata, CtiRecord
 from pyspark_tseries.model.properties import AccessCheck, StoreSettings
 from pyspark_tseries.model.ranges import UNLIMITED, RetainedRange, min_retained
@@ -66,7 +73,7 @@ from pyspark_tseries.write.numbering import (
     write_numbered,
     write_sorted,
 )
-from pyspark_tseries.write.rows import EDIT_OF
+from pyspark_tseries.write.rows import EDIT_OF, STAGED_NAMES
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     OptimisticNumber,
@@ -488,7 +495,7 @@ class CommitContext:
         new_id: a unique id for the new head file.
         settings: the store's settings.
         snapshot: the store as of `index`; None unless the batch needs it.
-        values: the value columns, if they have ever got wider types; else empty.
+        values: the value columns; None if the rows are known to fit them.
     """
 
     location: Location
@@ -498,7 +505,7 @@ class CommitContext:
     new_id: int
     settings: StoreSettings = StoreSettings(UNLIMITED)
     snapshot: Snapshot | None = None
-    values: Sequence[pa.Field] = ()
+    values: Sequence[pa.Field] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -701,14 +708,34 @@ class _Commit:
         return write_sorted(self._location, path, wide, self._index, self._rules)
 
     def _check_types(self) -> bool:
-        """Return False if the store's columns were widened after the rows were staged."""
-        if not self._context.values:
+        """Return False if the store's columns were widened after the rows were staged.
+
+        Raises:
+            IncompatibleValue: the store lacks one of the rows' columns, or has a narrower type.
+        """
+        if self._context.values is None:
             return True
-        staged = self._batch.rows.schema.empty_table()
-        return bool(widen_rows(staged, self._context.values).schema == staged.schema)
+        types = {field.name.lower(): field.type for field in self._context.values}
+        has_current_types = True
+        for field in self._batch.rows.schema:
+            stored = types.get(field.name.lower())
+            if field.name in STAGED_NAMES or stored == field.type:
+                continue
+            if stored is None or not fits(field.type, stored):
+                raise IncompatibleValue(
+                    f"the rows have a column '{field.name}' of type {type_name(field.type)}, and "
+                    "the store has none that holds it: an older state of the store was put back, "
+                    "or another store",
+                    ", ".join(f"'{f.name}' {type_name(f.type)}" for f in self._context.values)
+                    or "no value columns",
+                    "make the rows again for these columns, or add or widen the column first. "
+                    "Nothing of the batch is stored",
+                )
+            has_current_types = False
+        return has_current_types
 
     def _widen(self, rows: pa.Table) -> pa.Table:
-        return rows if self._has_current_types else widen_rows(rows, self._context.values)
+        return rows if self._has_current_types else widen_rows(rows, self._context.values or ())
 
     def _sort_chunks(self, group: Sequence[TaskOutput]) -> list[str]:
         """Return the sorted chunks of some tasks, in the order of the input."""

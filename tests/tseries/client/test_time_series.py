@@ -1,5 +1,6 @@
 """`TimeSeries` without Spark: one commit a call, typed results, errors at once."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -99,6 +100,31 @@ def test_rows_that_were_dropped_have_no_sequence(series):
     assert series.append_many(chunks)["sequence"].to_pylist() == [2, 3]
     with pytest.raises(ValueError, match=r"out_of_order 'raise'.*'adjust'"):
         series.append_many(table, out_of_order="raise")
+
+
+@pytest.mark.parametrize(
+    ("changed", "value"),
+    [
+        ({"more": pa.string()}, {"n": 2, "more": "x"}),
+        ({"n": pa.int64()}, {"n": 2**40}),
+        ({"s": pa.struct({"a": pa.int8(), "b": pa.int8()})}, {"s": {"a": 1, "b": 2}}),
+    ],
+)
+def test_a_client_stores_no_value_in_a_column_that_an_older_state_lacks(tmp_path, changed, value):
+    """It lost the value in silence, or wrote a file that could not be read."""
+    path, columns = tmp_path / "s", {"n": pa.int16(), "s": pa.struct({"a": pa.int8()})}
+    series = TimeSeries.create(path, columns, "unlimited", "me", auto_compact=False)
+    series.append("a", {"n": 1})
+    shutil.copytree(path, tmp_path / "copy")
+    (series.add_columns if "more" in changed else series.widen_columns)(changed)
+    series.append("a", value)
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "copy", path)
+    with pytest.raises(IncompatibleValue):
+        series.append("a", value)
+    assert series.append("a", {"n": 3}).sequence == 1
+    assert series.range_query().select_from("a").table["n"].to_pylist() == [1, 3]
+    assert series.verify() == []
 
 
 def test_several_value_columns_are_a_mapping(tmp_path):
