@@ -851,10 +851,7 @@ class TimeSeries(Questions):
         return attempt
 
     def _convert_value(self, value: Any) -> tuple[pa.Schema, list[pa.Array]]:
-        """Return the staged columns, and an array of each value column.
-
-        Both are of one state of the columns: another thread may add or widen some meanwhile.
-        """
+        """Return the staged columns, and an array of each value column, both of one state."""
         values, staged = self._columns
         if isinstance(value, Mapping) and not set(value) <= {field.name for field in values}:
             values, staged = self._update_columns()
