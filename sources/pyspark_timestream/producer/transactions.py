@@ -271,8 +271,8 @@ _ADVICE_BY_CODE: Final = {
     KafkaError._UNSUPPORTED_FEATURE: "use brokers with transactions (Kafka 0.11 or newer)",
 }
 _TOO_SLOW: Final = (
-    "raise 'kafka.transaction.timeout.ms', since the broker ends a transaction that takes longer; "
-    "or see to it that no other query uses the same 'writer'"
+    "see to it that no other query uses the same 'writer' or the same checkpoint; or raise "
+    "'kafka.transaction.timeout.ms', since the broker ends a transaction that takes longer"
 )
 
 

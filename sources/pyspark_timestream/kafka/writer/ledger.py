@@ -105,8 +105,9 @@ def _later_batch_error(last_batch: int, batch: int, place: str) -> ReplayDiffers
     return ReplayDiffers(
         f"batch {batch} is to be written, and batch {last_batch} of this query is in the topic "
         f"already ({place})",
-        next_step="bring the newer state of the checkpoint back; or start with a new checkpoint "
-        "and a new 'writer', which writes its input again",
+        next_step="if another query runs with this checkpoint, end one of the two, and start the "
+        "other one again. If not, the checkpoint is an older one: bring its newer state back, or "
+        "start with a new checkpoint and a new 'writer', which writes its input again",
     )
 
 

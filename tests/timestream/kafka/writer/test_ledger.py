@@ -56,6 +56,13 @@ def test_a_checkpoint_that_was_set_back_is_refused() -> None:
         check_written(LedgerEntry(4), 3, PLACE)
 
 
+def test_a_later_batch_is_told_to_be_perhaps_that_of_another_query_with_this_checkpoint() -> None:
+    """Both write the same batches: a new checkpoint would write all of them again."""
+    with pytest.raises(ReplayDiffers) as refused:
+        check_written(LedgerEntry(4), 3, PLACE)
+    assert refused.value.next_step.startswith("if another query runs with this checkpoint, end one")
+
+
 def test_a_batch_that_comes_again_with_other_rows_is_refused() -> None:
     check_row_count(LedgerEntry(4, rows=7), 7, PLACE)
     check_row_count(LedgerEntry(4), 8, PLACE)
