@@ -23,8 +23,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 # Images of containers set it; each process of Spark would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Spark gives a worker ten seconds to connect back, which a loaded machine may exceed: that error by
-# name, and no other, gets a second try, and the summary says so.
+# The second tries of tests/conftest.py, for the tests of integration/, which all may start Spark.
 RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
 # Java's second compiler pays off after minutes; the tests' queries end in seconds, and take 0.6 of the
@@ -99,19 +98,19 @@ test test-more test-4.2 integration: export PYSPARK_SUBMIT_ARGS := --conf spark.
 	--conf spark.sql.codegen.factoryMode=NO_CODEGEN pyspark-shell
 # It starts too few sessions of Spark for the archive of classes to pay off.
 test: java $(READY) ## the fast tests: all rules, and a store or a stream of Spark for each thing that users rely on
-	$(BIN)/python -m pytest tests -m "(not session and not disk or everyday) and not thorough and not outside_ci and not soak" $(WORKERS) $(RERUNS)
+	$(BIN)/python -m pytest tests -m "(not session and not disk or everyday) and not thorough and not outside_ci and not soak" $(WORKERS) -raR
 
 # `.ci/run` sets SHORT=1, because all recipes share one machine there; in `ci.yml` each has its own.
 test-more integration: FEWER := $(if $(SHORT), and not outside_ci)
 test-4.2: FEWER := $(if $(SHORT), and not outside_ci and (everyday or not session))
 
 test-more: java $(CLASSES) ## the other tests with a store, Spark or an S3 server, and those that kill, damage, crowd memory or plant bugs; SHORT=1: without the longest
-	$(BIN)/python -m pytest tests -m "((session or disk) and not everyday or thorough or outside_ci) and not soak$(FEWER)" $(WORKERS) $(RERUNS)
+	$(BIN)/python -m pytest tests -m "((session or disk) and not everyday or thorough or outside_ci) and not soak$(FEWER)" $(WORKERS) -raR
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: java $(READY42) ## the fast tests that touch Spark or pandas, on the oldest Spark that is supported and on pandas 2; SHORT=1: with few of those that start Spark
-	$(VENV42)/bin/python -m pytest tests -m "(spark or pandas) and not soak$(FEWER)" $(WORKERS) $(RERUNS)
+	$(VENV42)/bin/python -m pytest tests -m "(spark or pandas) and not soak$(FEWER)" $(WORKERS) -raR
 
 integration: java $(CLASSES) ## the real thing: a Kafka broker, kills, restarts, a cluster; SHORT=1: without the longest
 	$(BIN)/python -m pytest integration -m "not soak$(FEWER)" $(WORKERS) $(RERUNS)

@@ -30,6 +30,7 @@ STORES = Path(__file__).parent / "tseries"
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_sessions(items)
+    mark_reruns(items)
     mark_disks(items)
     limit_examples(items)
 
@@ -44,6 +45,19 @@ def mark_sessions(items: list[pytest.Item]) -> None:
         if SESSIONS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("session")
     items.sort(key=lambda item: item.get_closest_marker("session") is None)
+
+
+def mark_reruns(items: list[pytest.Item]) -> None:
+    """Let Spark try again to start a Python worker.
+
+    It gives a worker ten seconds to connect back, which a loaded machine may exceed: that error by
+    name, and no other, gets a second try, and the summary says so. Other tests get none, since
+    pytest-rerunfailures then waits for up to 40 milliseconds before each.
+    """
+    again = pytest.mark.flaky(reruns=2, only_rerun="Python worker failed to connect back")
+    for item in items:
+        if item.get_closest_marker("spark") or item.get_closest_marker("session"):
+            item.add_marker(again)
 
 
 def mark_disks(items: list[pytest.Item]) -> None:
