@@ -109,8 +109,8 @@ def test_column_whose_type_another_tool_has_changed_ends_the_subscription(tmp_pa
     from pyspark_tseries.store import store
 
     wider = [pa.field("value", pa.decimal128(9, 2))]
-    monkeypatch.setattr(store, "value_fields", lambda _: wider)
     TimeSeries.open(tmp_path / "s", auto_compact=False)._store.append(batch(("a", 2)))
+    monkeypatch.setattr(store, "value_fields", lambda _: wider)
     with pytest.raises(IncompatibleValue, match="column 'value' is asked for as double"):
         query.run()
 
