@@ -124,7 +124,7 @@ def a_moment_without_a_leader_counts_as_a_loss(patch: Patch) -> None:
     patch.setattr(trackers.RunEnds, "wait_for", lambda self, places: self.request_ends())
 
 
-@bug(20)
+@bug(440)
 def a_first_batch_takes_what_is_there(patch: Patch) -> None:
     def wait_for_first_ranges(self: Any) -> Any:
         ends = self.request_ends(fresh=not self.is_bounded)
@@ -246,7 +246,7 @@ def a_batch_that_runs_again_has_the_new_options(patch: Patch) -> None:
     patch.setattr(reader, "replace", keep)
 
 
-@bug(1_250, of=WideWorld)
+@bug(772, of=WideWorld)
 def a_batch_that_runs_again_reads_the_topic_that_was_created_again(patch: Patch) -> None:
     patch.setattr(driver.StreamDriver, "find_recreated", lambda self, batch, ranges: frozenset())
 
